@@ -1,0 +1,45 @@
+"""The MLIR Python bindings, imported here and nowhere else, so that their package can change in one place.
+
+They come inside the `torch-mlir` wheel and need no torch. Upstream passes are registered on import.
+"""
+
+from torch_mlir import ir, rewrite
+from torch_mlir.dialects import (
+    affine,
+    arith,
+    builtin,
+    cf,
+    ext,
+    func,
+    linalg,
+    llvm,
+    math,
+    memref,
+    scf,
+    tensor,
+    vector,
+    x86,
+)
+from torch_mlir.dialects.llvm import translate_module_to_llvmir
+from torch_mlir.passmanager import PassManager
+
+__all__ = [
+    "PassManager",
+    "affine",
+    "arith",
+    "builtin",
+    "cf",
+    "ext",
+    "func",
+    "ir",
+    "linalg",
+    "llvm",
+    "math",
+    "memref",
+    "rewrite",
+    "scf",
+    "tensor",
+    "translate_module_to_llvmir",
+    "vector",
+    "x86",
+]

@@ -1,0 +1,30 @@
+"""The one exception type of the compiler."""
+
+from __future__ import annotations
+
+
+class CompileError(RuntimeError):
+    """Something could not be compiled.
+
+    `reason` says what; the optional parts say where: the FX node, the user's source line, the pass, the kernel, and the
+    path of a reproducer on disk.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        node: str | None = None,
+        source: str | None = None,
+        stage: str | None = None,
+        kernel: str | None = None,
+        reproducer: str | None = None,
+    ) -> None:
+        self.reason = reason
+        self.node = node
+        self.source = source
+        self.stage = stage
+        self.kernel = kernel
+        self.reproducer = reproducer
+        places = [("node", node), ("source", source), ("pass", stage), ("kernel", kernel), ("reproducer", reproducer)]
+        super().__init__("\n".join([reason, *(f"  {name}: {value}" for name, value in places if value)]))

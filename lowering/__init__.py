@@ -1,0 +1,1 @@
+"""From the vector dialect to object code, and the description of the target CPU."""

@@ -1,0 +1,99 @@
+"""The compiler's options: one frozen dataclass, filled from `torch.compile(options=...)`, the command line or MLIRC_OPTIONS."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    """Every option with its default. All of them are part of the cache key."""
+
+    mode: str = "default"
+    """A named set of options, see `MODES`; explicit options win over it."""
+    target: str = "host"
+    """CPU to compile for: `host`, or a name that `Target.parse` knows (`x86-64-v3`, `sapphirerapids`, ...)."""
+    strict: bool = False
+    """Raise where a kernel fails to compile, instead of running that part through ATen with a warning."""
+    fallback: bool = True
+    """Allow calls back into ATen for ops that cannot be lowered; without it they are errors."""
+    workers: int = 0
+    """Compile worker processes; 0 means one per core."""
+    worker_timeout: float = 120.0
+    """Seconds that the compilation of one kernel may take."""
+    worker_memory_mb: int = 4096
+    """Address space in MiB that a worker may use on top of what it needs to start."""
+    cache: bool = True
+    """Keep compiled kernels on disk."""
+    cache_dir: str = ""
+    """Where; empty means the platform's cache folder."""
+    cache_size_mb: int = 1024
+    """The disk cache is trimmed to this size, oldest use first."""
+    perf: bool = False
+    """Write /tmp/perf-PID.map so that `perf` names the kernels."""
+    passes: tuple[str, ...] = ()
+    """Python files with passes or strategies of your own, loaded before compiling (see README)."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mlirc: unknown mode {self.mode!r}; valid modes: {', '.join(MODES)}")
+
+    @classmethod
+    def make(cls, options: dict[str, object] | None = None, mode: str | None = None) -> "Options":
+        """Merge the mode's set, MLIRC_OPTIONS and `options`, in rising precedence.
+
+        Raises ValueError for an unknown name, listing the valid ones, and for a value of the wrong type.
+        """
+        given = dict(options or {})
+        chosen = str(given.get("mode", mode or "default"))
+        if chosen not in MODES:
+            raise ValueError(f"mlirc: unknown mode {chosen!r}; valid modes: {', '.join(MODES)}")
+        merged: dict[str, object] = {**MODES[chosen], **_parse(os.environ.get("MLIRC_OPTIONS", "")), **given, "mode": chosen}
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        unknown = sorted(set(merged) - set(fields))
+        if unknown:
+            raise ValueError(f"mlirc: unknown option {', '.join(unknown)}; valid options: {', '.join(sorted(fields))}")
+        return cls(**{name: _convert(name, value, fields[name].default) for name, value in merged.items()})
+
+    def key(self) -> str:
+        """A stable text of all options that change the machine code."""
+        return hashlib.sha256(repr(sorted(dataclasses.asdict(self).items())).encode()).hexdigest()
+
+
+MODES: dict[str, dict[str, object]] = {"default": {}, "reduce-overhead": {}, "max-autotune": {}}
+
+
+def _parse(text: str) -> dict[str, object]:
+    """`a=1,b=x` -> {"a": "1", "b": "x"}."""
+    out: dict[str, object] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, eq, value = part.partition("=")
+        if not eq:
+            raise ValueError(f"mlirc: MLIRC_OPTIONS wants name=value pairs, got {part!r}")
+        out[name.strip()] = value.strip()
+    return out
+
+
+def _convert(name: str, value: object, default: object) -> object:
+    if isinstance(value, str) and not isinstance(default, str):
+        if isinstance(default, bool):
+            words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+            if value.lower() not in words:
+                raise ValueError(f"mlirc: option {name} wants true or false, got {value!r}")
+            return words[value.lower()]
+        if isinstance(default, tuple):
+            return tuple(filter(None, value.split(":")))
+        try:
+            return type(default)(value)
+        except ValueError:
+            raise ValueError(f"mlirc: option {name} wants a {type(default).__name__}, got {value!r}") from None
+    if isinstance(default, tuple) and isinstance(value, (list, tuple)):
+        return tuple(value)
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(default):
+        raise ValueError(f"mlirc: option {name} wants a {type(default).__name__}, got {value!r}")
+    return value

@@ -1,0 +1,1 @@
+"""IR to IR transformations, one per file."""

@@ -1,0 +1,1 @@
+"""Loading, calling, memory, threads and caches: what runs after a graph has been compiled."""
