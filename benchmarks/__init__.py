@@ -1,0 +1,1 @@
+"""What users run to compare mlirc with eager and Inductor."""
