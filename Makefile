@@ -1,0 +1,37 @@
+# `make demo` and `make test` work from a fresh clone: they create .venv, install and run.
+#   PYTHON   the interpreter to create .venv with (3.10 to 3.13)
+#   TORCH    the torch to install; pip prefers a CPU build (2.13.0+cpu) where one is on offer. Elsewhere point pip at
+#            one, e.g. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+#   ARGS     further arguments for pytest or the demo
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCHVISION ?= torchvision==0.28.0
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: test demo lint install clean
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q $(ARGS)
+
+demo: $(STAMP)
+	$(BIN)/python -m mlirc.benchmarks.demo $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/pip install -q -e .[lint]
+	$(BIN)/ruff check .
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install "$(TORCH)"
+	$(BIN)/pip install "$(TORCH)" -e ".[test]"
+# torchvision and timm name a torch of their own choice, so theirs is ignored; what they import comes with [test].
+	$(BIN)/pip install --no-deps "$(TORCHVISION)" timm
+	@$(BIN)/python -c "import torch, sys; torch.__version__.startswith('2.13.') or sys.exit('torch ' + torch.__version__ + ' got installed, 2.13 is needed')"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

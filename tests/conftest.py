@@ -1,0 +1,25 @@
+"""Shared by all tests: nothing that one test compiled or tuned may reach the next."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+pytest.register_assert_rewrite("mlirc.tests.models")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    """Forget Dynamo's compilations after a test that used torch; tests of the torch-free parts stay torch-free."""
+    yield
+    if "torch" in sys.modules and "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
+
+
+@pytest.fixture
+def cache_dir(tmp_path, monkeypatch):
+    """A kernel cache of the test's own, for this process and those it starts (through MLIRC_OPTIONS)."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("MLIRC_OPTIONS", f"cache_dir={folder}")
+    return folder

@@ -1,0 +1,84 @@
+"""Options: merging, precedence, conversion from text, and what is said about a wrong name or value."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from mlirc import Options
+from mlirc.options import MODES
+
+
+def test_defaults_are_the_default_mode(monkeypatch):
+    monkeypatch.delenv("MLIRC_OPTIONS", raising=False)
+    assert Options.make() == Options()
+
+
+def test_options_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Options().strict = True
+
+
+def test_given_wins_over_environment(monkeypatch):
+    monkeypatch.setenv("MLIRC_OPTIONS", "workers=3, strict=on")
+    options = Options.make({"workers": 1})
+    assert (options.workers, options.strict) == (1, True)
+
+
+def test_environment_wins_over_mode(monkeypatch):
+    monkeypatch.setitem(MODES, "max-autotune", {"workers": 7, "strict": True})
+    monkeypatch.setenv("MLIRC_OPTIONS", "workers=3")
+    options = Options.make(mode="max-autotune")
+    assert (options.workers, options.strict, options.mode) == (3, True, "max-autotune")
+
+
+@pytest.mark.parametrize(
+    "text, name, value",
+    [
+        ("cache=0", "cache", False),
+        ("perf=true", "perf", True),
+        ("worker_timeout=1.5", "worker_timeout", 1.5),
+        ("passes=a.py:b.py", "passes", ("a.py", "b.py")),
+        ("cache_dir=/tmp/x", "cache_dir", "/tmp/x"),
+    ],
+)
+def test_environment_text_is_converted(monkeypatch, text, name, value):
+    monkeypatch.setenv("MLIRC_OPTIONS", text)
+    assert getattr(Options.make(), name) == value
+
+
+def test_lists_and_ints_are_accepted_where_they_fit():
+    options = Options.make({"passes": ["a.py"], "worker_timeout": 3})
+    assert options.passes == ("a.py",)
+    assert options.worker_timeout == 3.0
+
+
+def test_unknown_name_lists_the_valid_ones():
+    with pytest.raises(ValueError) as error:
+        Options.make({"tile_size": 3})
+    assert "tile_size" in str(error.value)
+    for field in dataclasses.fields(Options):
+        assert field.name in str(error.value)
+
+
+def test_unknown_mode_lists_the_valid_ones():
+    with pytest.raises(ValueError, match="max-autotune"):
+        Options.make(mode="fast")
+
+
+@pytest.mark.parametrize("given", [{"workers": "many"}, {"workers": 1.5}, {"strict": 1}, {"strict": "maybe"}, {"cache_dir": 3}])
+def test_wrong_type_names_the_option(given):
+    with pytest.raises(ValueError, match=next(iter(given))):
+        Options.make(given)
+
+
+def test_environment_without_a_value_is_refused(monkeypatch):
+    monkeypatch.setenv("MLIRC_OPTIONS", "strict")
+    with pytest.raises(ValueError, match="MLIRC_OPTIONS"):
+        Options.make()
+
+
+def test_key_follows_the_values():
+    assert Options().key() == Options().key()
+    assert Options(target="x86-64-v3").key() != Options().key()

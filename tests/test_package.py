@@ -1,0 +1,68 @@
+"""The package as a whole: light imports, the list of subpackages, the entry points."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import mlirc
+
+ROOT = Path(mlirc.__file__).parent
+
+
+def run(code: str, **kwargs) -> str:
+    """The output of `code` in a fresh interpreter."""
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120, **kwargs).stdout
+
+
+# What a compile worker imports, besides the package itself.
+TORCH_FREE = ["driver", "options", "errors", "log", "passes", "lowering", "dialects", "dialects.mlir", "runtime.plan", "runtime.cache", "runtime.pool"]
+
+
+@pytest.mark.parametrize("module", ["", *TORCH_FREE])
+def test_importing_needs_no_torch(module):
+    name = "mlirc" + ("." + module if module else "")
+    path = ROOT.joinpath(*module.split("."))
+    if module and not path.with_suffix(".py").exists() and not path.is_dir():
+        pytest.skip(f"{name} does not exist yet")
+    # A module that is absent from sys.modules was not imported, by whatever way.
+    code = f"import sys, importlib; importlib.import_module({name!r}); print('torch' in sys.modules)"
+    assert run(code, cwd="/").strip() == "False"
+
+
+def test_public_names_are_listed_and_lazy():
+    out = run("import mlirc, sys; print(sorted(set(mlirc.__all__) - set(dir(mlirc)))); mlirc.Options; print('torch' in sys.modules)")
+    assert out.split() == ["[]", "False"]
+
+
+def test_unknown_public_name():
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        mlirc.no_such_thing
+
+
+def test_every_package_folder_is_declared():
+    tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    hidden = {".venv", "build", "dist", "tests"}
+    found = {
+        ".".join(("mlirc", *init.parent.relative_to(ROOT).parts))
+        for init in ROOT.rglob("__init__.py")
+        if not hidden & set(init.relative_to(ROOT).parts)
+    }
+    assert sorted(declared) == sorted(found)
+
+
+def test_entry_points():
+    backend = {e.name: e.value for e in metadata.entry_points(group="torch_dynamo_backends")}
+    scripts = {e.name: e.value for e in metadata.entry_points(group="console_scripts")}
+    assert backend["mlirc"] == "mlirc.frontend.backend:mlirc"
+    assert scripts["mlirc"] == "mlirc.cli:main"
+
+
+def test_backend_is_listed_without_importing_mlirc():
+    code = "import torch, sys; print('mlirc' in torch._dynamo.list_backends(), 'mlirc' in sys.modules)"
+    assert run(code, cwd="/").split() == ["True", "False"]
