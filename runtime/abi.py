@@ -1,0 +1,30 @@
+"""What kernels, the native runner and Python agree on. Imports nothing heavy: compile workers use it too.
+
+A kernel is `void NAME(int64_t *ctx)`. `ctx[0]` is the address of the status word of this call, `ctx[1]` onwards are the
+arguments in order (data pointer, index value, or the bits of an f64), then the data pointers of the results.
+"""
+
+from __future__ import annotations
+
+OK = 0
+INDEX_OUT_OF_RANGE = 1
+DIVISION_BY_ZERO = 2
+ASSERTION_FAILED = 3
+
+ALIGNMENT = 64
+"""Every arena buffer starts on a multiple of this many bytes."""
+
+CODEGEN = {"reloc": "pic", "codemodel": "small"}
+"""How objects must be compiled (arguments of llvmlite's `create_target_machine`) for the loader to place them anywhere."""
+
+_EXCEPTIONS: dict[int, tuple[type[Exception], str]] = {
+    INDEX_OUT_OF_RANGE: (IndexError, "index out of range in self"),
+    DIVISION_BY_ZERO: (RuntimeError, "ZeroDivisionError"),
+    ASSERTION_FAILED: (RuntimeError, "assertion failed in compiled graph"),
+}
+
+
+def status_error(status: int) -> Exception:
+    """The exception for a nonzero status, of the type and with the text that eager PyTorch uses."""
+    kind, text = _EXCEPTIONS.get(status, (RuntimeError, f"compiled graph failed with status {status}"))
+    return kind(text)
