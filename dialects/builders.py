@@ -1,0 +1,137 @@
+"""Short spellings for the upstream ops that the importer and the passes build all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Union
+
+from .mlir import arith, ir, linalg, tensor
+
+Size = Union[int, ir.Value]
+"""One extent of a tensor: a static int, or an `index` value."""
+
+DYNAMIC = ir.ShapedType.get_dynamic_size()
+
+
+def index(value: int) -> ir.Value:
+    """An `index` constant."""
+    return arith.ConstantOp(ir.IndexType.get(), value).result
+
+
+def constant(type: ir.Type, value: float | int | bool) -> ir.Value:
+    """A scalar constant of `type`, or a splat where `type` is a vector."""
+    element = type.element_type if isinstance(type, ir.VectorType) else type
+    if isinstance(element, ir.IntegerType):
+        width = element.width
+        value = int(value) & ((1 << width) - 1)
+        if value >= 1 << (width - 1) and width > 1:
+            value -= 1 << width
+        attribute = ir.IntegerAttr.get(element, value)
+    elif isinstance(element, ir.IndexType):
+        attribute = ir.IntegerAttr.get(element, int(value))
+    else:
+        attribute = ir.FloatAttr.get(element, float(value))
+    if element != type:
+        attribute = ir.DenseElementsAttr.get_splat(type, attribute)
+    return arith.ConstantOp(type, attribute).result
+
+
+def static(sizes: Sequence[Size]) -> list[int]:
+    """The sizes as a tensor type spells them, `?` for values."""
+    return [s if isinstance(s, int) else DYNAMIC for s in sizes]
+
+
+def dynamic(sizes: Sequence[Size]) -> list[ir.Value]:
+    """Only the sizes that are values."""
+    return [s for s in sizes if not isinstance(s, int)]
+
+
+def tensor_type(sizes: Sequence[Size], element: ir.Type) -> ir.RankedTensorType:
+    return ir.RankedTensorType.get(static(sizes), element)
+
+
+def empty(sizes: Sequence[Size], element: ir.Type) -> ir.Value:
+    return tensor.EmptyOp(list(sizes), element).result
+
+
+def fill(sizes: Sequence[Size], value: ir.Value) -> ir.Value:
+    """A tensor that holds `value` everywhere."""
+    return linalg.fill(value, outs=[empty(sizes, value.type)])
+
+
+def element_type(value: ir.Value) -> ir.Type:
+    return ir.ShapedType(value.type).element_type
+
+
+_ITERATORS: dict[str, str] = {"p": "#linalg.iterator_type<parallel>", "r": "#linalg.iterator_type<reduction>"}
+
+
+def generic(
+    inputs: Sequence[ir.Value],
+    inits: Sequence[ir.Value],
+    maps: Sequence[ir.AffineMap],
+    iterators: str,
+    body: Callable[..., Sequence[ir.Value]],
+    kind: str | None = None,
+) -> list[ir.Value]:
+    """`linalg.generic`; `iterators` is a letter a loop (`p`arallel, `r`eduction), `body` gets the scalars.
+
+    `kind` becomes the attribute `mlirc.kind`, by which passes recognise contractions and convolutions.
+    """
+    op = linalg.GenericOp(
+        [v.type for v in inits],
+        list(inputs),
+        list(inits),
+        ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
+        ir.ArrayAttr.get([ir.Attribute.parse(_ITERATORS[c]) for c in iterators]),
+    )
+    block = op.regions[0].blocks.append(*(element_type(v) for v in (*inputs, *inits)))
+    with ir.InsertionPoint(block):
+        linalg.YieldOp(list(body(*block.arguments)))
+    if kind is not None:
+        op.operation.attributes["mlirc.kind"] = ir.StringAttr.get(kind)
+    return list(op.results)
+
+
+def identity(rank: int) -> ir.AffineMap:
+    return ir.AffineMap.get_identity(rank)
+
+
+def projection(rank: int, dims: Sequence[int | None]) -> ir.AffineMap:
+    """The map from `rank` loops to the given loops, `None` standing for the constant 0 (a broadcast unit dim)."""
+    return ir.AffineMap.get(
+        rank, 0, [ir.AffineConstantExpr.get(0) if d is None else ir.AffineDimExpr.get(d) for d in dims]
+    )
+
+
+def collapse(source: ir.Value, groups: Sequence[Sequence[int]], sizes: Sequence[Size]) -> ir.Value:
+    return tensor.CollapseShapeOp(
+        tensor_type(sizes, element_type(source)), source, [list(g) for g in groups]
+    ).result
+
+
+def expand(source: ir.Value, groups: Sequence[Sequence[int]], sizes: Sequence[Size]) -> ir.Value:
+    return tensor.ExpandShapeOp(
+        tensor_type(sizes, element_type(source)), source, [list(g) for g in groups], dynamic(sizes), static(sizes)
+    ).result
+
+
+def transpose(source: ir.Value, permutation: Sequence[int], sizes: Sequence[Size]) -> ir.Value:
+    """`sizes` are those of the result; result dim i is source dim `permutation[i]`."""
+    op = linalg.transpose(source, outs=[empty(sizes, element_type(source))], permutation=list(permutation))
+    return op.results[0] if hasattr(op, "results") else op
+
+
+def extract_slice(
+    source: ir.Value, offsets: Sequence[Size], sizes: Sequence[Size], strides: Sequence[int]
+) -> ir.Value:
+    return tensor.ExtractSliceOp(
+        tensor_type(sizes, element_type(source)),
+        source,
+        dynamic(offsets),
+        dynamic(sizes),
+        [],
+        static(offsets),
+        static(sizes),
+        list(strides),
+    ).result

@@ -1,0 +1,76 @@
+"""torch's dtypes as MLIR element types, and conversions of scalars between them.
+
+MLIR integers carry no sign, so the torch dtype goes along with every value that is being built. `bool` is `i1` in the
+IR and one byte in memory.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..dialects.builders import constant
+from ..dialects.mlir import arith, ir
+
+_BITS = {torch.int8: 8, torch.uint8: 8, torch.int16: 16, torch.int32: 32, torch.int64: 64, torch.bool: 1}
+_FLOATS = {torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+SUPPORTED = frozenset((*_BITS, *_FLOATS))
+"""The dtypes that kernels know. All others stay with ATen."""
+
+
+def mlir_type(dtype: torch.dtype) -> ir.Type:
+    """The element type of `dtype`; KeyError for complex and quantised dtypes."""
+    if dtype in _BITS:
+        return ir.IntegerType.get_signless(_BITS[dtype])
+    return ir.Type.parse(_FLOATS[dtype])
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What arithmetic on `dtype` is done in: f32 for the two-byte floats, itself otherwise."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def is_unsigned(dtype: torch.dtype) -> bool:
+    return dtype in (torch.uint8, torch.bool)
+
+
+def scalar(dtype: torch.dtype, value: float | int | bool) -> ir.Value:
+    """A constant of `dtype`."""
+    return constant(mlir_type(dtype), value)
+
+
+def cast(value: ir.Value, source: torch.dtype, target: torch.dtype) -> ir.Value:
+    """Convert a scalar as `Tensor.to` does: towards zero from float to integer, `!= 0` to bool."""
+    if source == target:
+        return value
+    to = mlir_type(target)
+    if target == torch.bool:
+        zero = scalar(source, 0)
+        if source.is_floating_point:
+            return arith.cmpf(arith.CmpFPredicate.UNE, value, zero)
+        return arith.cmpi(arith.CmpIPredicate.ne, value, zero)
+    if source.is_floating_point and target.is_floating_point:
+        if source.itemsize == target.itemsize:  # f16 <-> bf16
+            return arith.truncf(to, arith.extf(ir.F32Type.get(), value))
+        if source.itemsize < target.itemsize:
+            return arith.extf(to, value)
+        if source == torch.float64 and target.itemsize == 2:
+            value = arith.truncf(ir.F32Type.get(), value)
+        return arith.truncf(to, value)
+    if source.is_floating_point:
+        if source.itemsize == 2:
+            value = arith.extf(ir.F32Type.get(), value)
+        # Eager converts narrow integers through a wider one, so that out of range values wrap.
+        wide = torch.int64 if target in (torch.int64, torch.uint8) else torch.int32
+        value = arith.fptosi(mlir_type(wide), value)
+        return cast(value, wide, target)
+    if target.is_floating_point:
+        convert = arith.uitofp if is_unsigned(source) else arith.sitofp
+        if target.itemsize == 2:
+            return arith.truncf(to, convert(ir.F32Type.get(), value))
+        return convert(to, value)
+    if _BITS[source] == _BITS[target]:
+        return value
+    if _BITS[source] > _BITS[target]:
+        return arith.trunci(to, value)
+    return (arith.extui if is_unsigned(source) else arith.extsi)(to, value)

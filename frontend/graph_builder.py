@@ -1,0 +1,401 @@
+"""Tensor-level building blocks of the importer: each method adds a few linalg or tensor ops to the graph function.
+
+A `T` is an SSA tensor with what the IR does not say: its torch dtype and its sizes as integers or sympy expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from ..dialects import builders
+from ..dialects.builders import DYNAMIC
+from ..dialects.mlir import arith, cf, ir, linalg, tensor
+from ..errors import CompileError
+from .dtypes import cast, compute_dtype, is_unsigned, mlir_type, scalar
+
+Extent = int | sympy.Expr
+
+
+@dataclass(frozen=True)
+class T:
+    """A tensor value: `value` has type tensor<shape x dtype>, logical order of dims."""
+
+    value: ir.Value
+    shape: tuple[Extent, ...]
+    dtype: torch.dtype
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number known only at run time: an `index` value and the expression that it stands for."""
+
+    expr: sympy.Expr
+
+
+Operand = T | Scalar | float | int | bool
+
+
+def product(sizes: Sequence[Extent]) -> Extent:
+    out: Extent = 1
+    for s in sizes:
+        out = out * s
+    return normal(out)
+
+
+def normal(size: object) -> Extent:
+    """An int where the size is one, else the sympy expression."""
+    if isinstance(size, int):
+        return size
+    if isinstance(size, torch.SymInt):
+        size = size.node.expr
+    if isinstance(size, sympy.Expr):
+        return int(size) if size.is_Integer else size
+    return int(size)  # type: ignore[call-overload]
+
+
+def same(a: Extent, b: Extent) -> bool:
+    """Whether two sizes are provably equal."""
+    return a == b or (not (isinstance(a, int) and isinstance(b, int)) and sympy.expand(a - b) == 0)
+
+
+class GraphBuilder:
+    """Builds tensor ops at the current insertion point. `symbols` maps Dynamo's symbols to `index` arguments."""
+
+    def __init__(self, symbols: dict[sympy.Symbol, ir.Value]) -> None:
+        self._sizes: dict[sympy.Expr, ir.Value] = dict(symbols)
+
+    # Sizes
+
+    def size(self, extent: Extent) -> builders.Size:
+        """The extent as an int or as an `index` value computed from the symbols."""
+        extent = normal(extent)
+        return extent if isinstance(extent, int) else self.index(extent)
+
+    def sizes(self, shape: Sequence[Extent]) -> list[builders.Size]:
+        return [self.size(s) for s in shape]
+
+    def index(self, expr: Extent) -> ir.Value:
+        """An `index` value for the expression; CompileError for an expression that has no lowering."""
+        expr = normal(expr)
+        if isinstance(expr, int):
+            return builders.index(expr)
+        if expr not in self._sizes:
+            self._sizes[expr] = self._lower(expr)
+        return self._sizes[expr]
+
+    def _lower(self, expr: sympy.Expr) -> ir.Value:
+        fold = {sympy.Add: arith.addi, sympy.Mul: arith.muli}
+        if type(expr) in fold:
+            first, *rest = [self.index(a) for a in expr.args]
+            for value in rest:
+                first = fold[type(expr)](first, value)
+            return first
+        if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
+            return self.index(sympy.Mul(*[expr.base] * int(expr.exp), evaluate=False))
+        name = type(expr).__name__
+        if name in ("FloorDiv", "CleanDiv", "IntTrueDiv"):
+            return arith.floordivsi(self.index(expr.args[0]), self.index(expr.args[1]))
+        if name == "CeilDiv":
+            return arith.ceildivsi(self.index(expr.args[0]), self.index(expr.args[1]))
+        if name in ("Mod", "PythonMod"):
+            a, b = self.index(expr.args[0]), self.index(expr.args[1])
+            return arith.subi(a, arith.muli(arith.floordivsi(a, b), b))
+        if name in ("Max", "Min"):
+            first, *rest = [self.index(a) for a in expr.args]
+            for value in rest:
+                first = (arith.maxsi if name == "Max" else arith.minsi)(first, value)
+            return first
+        raise CompileError(f"no lowering for the size expression {expr}")
+
+    # Elementwise
+
+    def pointwise(
+        self,
+        shape: Sequence[Extent],
+        inputs: Sequence[Operand],
+        compute: torch.dtype | Sequence[torch.dtype],
+        result: torch.dtype,
+        out: torch.dtype,
+        body: Callable[..., ir.Value],
+    ) -> T:
+        """One elementwise op over `shape`, inputs broadcast as ATen does.
+
+        Every input is converted to its `compute` dtype; `body` returns a scalar of dtype `result`, stored as `out`.
+        """
+        computes = [compute] * len(inputs) if isinstance(compute, torch.dtype) else list(compute)
+        tensors = [x for x in inputs if isinstance(x, T)]
+
+        def region(*block: ir.Value) -> list[ir.Value]:
+            left = list(block)
+            scalars = []
+            for x, dtype in zip(inputs, computes):
+                if isinstance(x, T):
+                    scalars.append(cast(left.pop(0), x.dtype, dtype))
+                elif isinstance(x, Scalar):
+                    i = arith.index_cast(ir.IntegerType.get_signless(64), captured[x.expr])
+                    scalars.append(cast(i, torch.int64, dtype))
+                else:
+                    scalars.append(scalar(dtype, x))
+            return [cast(body(*scalars), result, out)]
+
+        captured = {x.expr: self.index(x.expr) for x in inputs if isinstance(x, Scalar)}
+        rank = len(shape)
+        maps = [self._broadcast(x, shape) for x in tensors] + [builders.identity(rank)]
+        init = builders.empty(self.sizes(shape), mlir_type(out))
+        (value,) = builders.generic([x.value for x in tensors], [init], maps, "p" * rank, region)
+        return T(value, tuple(shape), out)
+
+    def _broadcast(self, x: T, shape: Sequence[Extent]) -> ir.AffineMap:
+        rank, lead = len(shape), len(shape) - x.rank
+        dims = [None if same(s, 1) and not same(shape[lead + i], 1) else lead + i for i, s in enumerate(x.shape)]
+        return builders.projection(rank, dims)
+
+    def convert(self, x: T, dtype: torch.dtype) -> T:
+        if x.dtype == dtype:
+            return x
+        return self.pointwise(x.shape, [x], x.dtype, x.dtype, dtype, lambda v: v)
+
+    def copy(self, x: T) -> T:
+        """An identity op: a place where the tensor is laid out anew."""
+        return self.pointwise(x.shape, [x], x.dtype, x.dtype, x.dtype, lambda v: v)
+
+    def full(self, shape: Sequence[Extent], dtype: torch.dtype, value: float | int | bool | Scalar) -> T:
+        return self.pointwise(shape, [value], dtype, dtype, dtype, lambda v: v)
+
+    def from_indices(
+        self,
+        shape: Sequence[Extent],
+        inputs: Sequence[T],
+        out: torch.dtype,
+        body: Callable[..., ir.Value],
+        aligned: bool = True,
+    ) -> T:
+        """An op whose body sees its own coordinates: `body(coordinates, *scalars)` with `index` coordinates.
+
+        `inputs` are broadcast to `shape`; other tensors may be read in the body by `tensor.extract`.
+        """
+        rank = len(shape)
+        maps = [self._broadcast(x, shape) for x in inputs] + [builders.identity(rank)]
+        init = builders.empty(self.sizes(shape), mlir_type(out))
+
+        def region(*block: ir.Value) -> list[ir.Value]:
+            coordinates = [linalg.index(d) for d in range(rank)]
+            return [body(coordinates, *block[: len(inputs)])]
+
+        (value,) = builders.generic([x.value for x in inputs], [init], maps, "p" * rank, region)
+        return T(value, tuple(shape), out)
+
+    def checked_index(self, value: ir.Value, dtype: torch.dtype, extent: Extent, wrap: bool = True) -> ir.Value:
+        """An `index` from a loaded integer; negative ones count from the end, others out of range set the status."""
+        i = arith.index_cast(ir.IndexType.get(), cast(value, dtype, torch.int64))
+        size = self.index(extent)
+        if wrap:
+            negative = arith.cmpi(arith.CmpIPredicate.slt, i, builders.index(0))
+            i = arith.select(negative, arith.addi(i, size), i)
+        inside = arith.cmpi(arith.CmpIPredicate.ult, i, size)
+        cf.assert_(inside, "IndexError: index out of range in self")
+        return arith.select(inside, i, builders.index(0))
+
+    # Reductions
+
+    def reduce(
+        self,
+        x: T,
+        dims: Sequence[int],
+        combine: str,
+        keepdim: bool,
+        compute: torch.dtype | None = None,
+        map: Callable[[ir.Value], ir.Value] | None = None,
+        mapped: torch.dtype | None = None,
+    ) -> T:
+        """Reduce over `dims` with `add`, `mul`, `max`, `min`, `and` or `or`.
+
+        Elements are converted to `compute` (default: f32 for two-byte floats), go through `map` (which may change the
+        dtype to `mapped`), and the result keeps that dtype. max and min propagate NaN.
+        """
+        compute = compute or compute_dtype(x.dtype)
+        acc = mapped or compute
+        dims = sorted({d % max(x.rank, 1) for d in dims}) if x.rank else []
+        keep = [d for d in range(x.rank) if d not in dims]
+        shape = [x.shape[d] for d in keep]
+        init = builders.fill(self.sizes(shape), scalar(acc, neutral(combine, acc)))
+
+        def region(v: ir.Value, a: ir.Value) -> list[ir.Value]:
+            v = cast(v, x.dtype, compute)
+            return [combiner(combine, acc)(map(v) if map else v, a)]
+
+        maps = [builders.identity(x.rank), builders.projection(x.rank, keep)]
+        iterators = "".join("r" if d in dims else "p" for d in range(x.rank))
+        (value,) = builders.generic([x.value], [init], maps, iterators, region)
+        out = T(value, tuple(shape), acc)
+        if keepdim:
+            out = self.reshape(out, [1 if d in dims else s for d, s in enumerate(x.shape)])
+        return out
+
+    # Views
+
+    def reshape(self, x: T, shape: Sequence[Extent]) -> T:
+        """Regroup dims, row-major. The element counts must be equal."""
+        shape = tuple(normal(s) for s in shape)
+        if len(shape) == x.rank and all(same(a, b) for a, b in zip(x.shape, shape)):
+            return x
+        if any(same(s, 0) for s in (*shape, *x.shape)):
+            return self.full(shape, x.dtype, 0)
+        groups = _regroup(x.shape, shape)
+        middle = tuple(product([x.shape[i] for i in old]) for old, _ in groups)
+        value = x.value
+        if len(middle) != x.rank:
+            value = builders.collapse(value, [old for old, _ in groups] if middle else [], self.sizes(middle))
+        if len(middle) != len(shape):
+            value = builders.expand(value, [new for _, new in groups] if middle else [], self.sizes(shape))
+        elif middle and value.type != builders.tensor_type(self.sizes(shape), mlir_type(x.dtype)):
+            value = tensor.cast(builders.tensor_type(self.sizes(shape), mlir_type(x.dtype)), value)
+        return T(value, shape, x.dtype)
+
+    def permute(self, x: T, order: Sequence[int]) -> T:
+        order = [d % max(x.rank, 1) for d in order]
+        if order == list(range(x.rank)):
+            return x
+        shape = tuple(x.shape[d] for d in order)
+        return T(builders.transpose(x.value, order, self.sizes(shape)), shape, x.dtype)
+
+    def expand(self, x: T, shape: Sequence[Extent]) -> T:
+        """Broadcast to `shape` (leading dims may be new)."""
+        shape = tuple(normal(s) for s in shape)
+        if len(shape) == x.rank and all(same(a, b) for a, b in zip(x.shape, shape)):
+            return x
+        return self.pointwise(shape, [x], x.dtype, x.dtype, x.dtype, lambda v: v)
+
+    def slice(self, x: T, offsets: Sequence[Extent], shape: Sequence[Extent], steps: Sequence[int]) -> T:
+        shape = tuple(normal(s) for s in shape)
+        value = builders.extract_slice(x.value, self.sizes(offsets), self.sizes(shape), list(steps))
+        return T(value, shape, x.dtype)
+
+    def pad(self, x: T, low: Sequence[Extent], high: Sequence[Extent], value: float | int | bool) -> T:
+        """Constant padding; the amounts must not be negative."""
+        shape = tuple(normal(s + a + b) for s, a, b in zip(x.shape, low, high))
+        if any(same(s, 0) for s in x.shape):
+            return self.full(shape, x.dtype, value)
+        lows, highs = self.sizes(low), self.sizes(high)
+        op = tensor.PadOp(
+            builders.tensor_type(self.sizes(shape), mlir_type(x.dtype)),
+            x.value,
+            builders.dynamic(lows),
+            builders.dynamic(highs),
+            builders.static(lows),
+            builders.static(highs),
+        )
+        block = op.regions[0].blocks.append(*[ir.IndexType.get()] * x.rank)
+        with ir.InsertionPoint(block):
+            tensor.YieldOp(scalar(x.dtype, value))
+        return T(op.result, shape, x.dtype)
+
+    def concat(self, xs: Sequence[T], dim: int) -> T:
+        xs = [x for x in xs if not same(x.shape[dim], 0)] or list(xs[:1])
+        if len(xs) == 1:
+            return xs[0]
+        shape = list(xs[0].shape)
+        shape[dim] = normal(sum((x.shape[dim] for x in xs[1:]), xs[0].shape[dim]))
+        kind = builders.tensor_type(self.sizes(shape), mlir_type(xs[0].dtype))
+        op = tensor.ConcatOp(kind, dim, [x.value for x in xs])
+        # The op has no operands for its sizes: say them, or a dynamic result would have none.
+        op.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get([ir.StringAttr.get(str(s)) for s in shape])
+        return T(op.result, tuple(shape), xs[0].dtype)
+
+    # Contractions
+
+    def contract(self, a: T, b: T, maps: tuple[str, str, str], out: Sequence[Extent], kind: str = "contraction") -> T:
+        """`einsum(maps)`: e.g. ("mk", "kn", "mn"). Letters missing in the result are summed; two-byte floats in f32."""
+        letters = sorted(set("".join(maps)), key=lambda c: (c not in maps[2], maps[2].find(c), c))
+        dims = [builders.projection(len(letters), [letters.index(c) for c in m]) for m in maps]
+        iterators = "".join("p" if c in maps[2] else "r" for c in letters)
+        acc = compute_dtype(a.dtype)
+        return self.multiply_reduce(a, b, dims, iterators, out, acc, kind)
+
+    def multiply_reduce(
+        self, a: T, b: T, maps: Sequence[ir.AffineMap], iterators: str, out: Sequence[Extent], acc: torch.dtype, kind: str
+    ) -> T:
+        """A sum of products with arbitrary affine maps; the result has dtype `acc`."""
+        init = builders.fill(self.sizes(out), scalar(acc, 0))
+
+        def region(x: ir.Value, y: ir.Value, s: ir.Value) -> list[ir.Value]:
+            x, y = cast(x, a.dtype, acc), cast(y, b.dtype, acc)
+            if acc.is_floating_point:
+                return [arith.addf(s, arith.mulf(x, y))]
+            return [arith.addi(s, arith.muli(x, y))]
+
+        (value,) = builders.generic([a.value, b.value], [init], maps, iterators, region, kind)
+        return T(value, tuple(out), acc)
+
+
+def neutral(combine: str, dtype: torch.dtype) -> float | int | bool:
+    """The neutral element of a reduction."""
+    if combine in ("add", "or"):
+        return 0
+    if combine in ("mul", "and"):
+        return 1
+    if dtype == torch.bool:
+        return combine == "min"
+    if dtype.is_floating_point:
+        return float("-inf") if combine == "max" else float("inf")
+    info = torch.iinfo(dtype)
+    return info.min if combine == "max" else info.max
+
+
+def combiner(combine: str, dtype: torch.dtype) -> Callable[[ir.Value, ir.Value], ir.Value]:
+    """The scalar op of a reduction."""
+    if combine in ("and", "or"):
+        return arith.andi if combine == "and" else arith.ori
+    if dtype.is_floating_point:
+        return {"add": arith.addf, "mul": arith.mulf, "max": arith.maximumf, "min": arith.minimumf}[combine]
+    if is_unsigned(dtype):
+        return {"add": arith.addi, "mul": arith.muli, "max": arith.maxui, "min": arith.minui}[combine]
+    return {"add": arith.addi, "mul": arith.muli, "max": arith.maxsi, "min": arith.minsi}[combine]
+
+
+def _regroup(old: Sequence[Extent], new: Sequence[Extent]) -> list[tuple[list[int], list[int]]]:
+    """Match dims of two shapes with the same element count into groups of equal products, as fine as possible."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) and j < len(new):
+        a, b = [i], [j]
+        pa, pb = old[i], new[j]
+        i, j = i + 1, j + 1
+        while not same(pa, pb):
+            smaller_old = pa < pb if isinstance(pa, int) and isinstance(pb, int) else None
+            if smaller_old is None:  # symbolic: the side whose product divides the other's has to grow
+                quotient = sympy.cancel(pb / pa) if i < len(old) else 0
+                smaller_old = i < len(old) and (j >= len(new) or sympy.denom(quotient) == 1)
+            if smaller_old and i < len(old):
+                a.append(i)
+                pa, i = normal(pa * old[i]), i + 1
+            elif j < len(new):
+                b.append(j)
+                pb, j = normal(pb * new[j]), j + 1
+            elif i < len(old):
+                a.append(i)
+                pa, i = normal(pa * old[i]), i + 1
+            else:
+                raise CompileError(f"cannot view {list(old)} as {list(new)}")
+        groups.append((a, b))
+    for rest, side in ((range(i, len(old)), 0), (range(j, len(new)), 1)):  # trailing unit dims
+        for d in rest:
+            if not groups:
+                return [] if all(same(s, 1) for s in (*old, *new)) else _fail(old, new)
+            groups[-1][side].append(d)
+    return groups
+
+
+def _fail(old: Sequence[Extent], new: Sequence[Extent]) -> list[tuple[list[int], list[int]]]:
+    raise CompileError(f"cannot view {list(old)} as {list(new)}")
+
+
+__all__ = ["DYNAMIC", "Extent", "GraphBuilder", "Operand", "Scalar", "T", "combiner", "neutral", "normal", "product", "same"]

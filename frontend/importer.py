@@ -1,0 +1,399 @@
+"""FX graph of ATen ops -> `func.func @main` of linalg on tensors.
+
+Each node goes through its lowering in `frontend.ops`; a node that has none, or whose signature is not supported,
+becomes a call of a private function `@aten_N`, which the runtime answers with the ATen op itself.
+
+    %0 = aten.mm(%x, %w)                      linalg.generic {mlirc.kind = "contraction"} ...
+    %1 = aten.sort(%0)              becomes   call @aten_0(%0) {mlirc.sizes = [["128", "64"], ...]}
+    %2 = aten.exp(%1)                         linalg.generic ... math.exp
+
+Arguments are tensors in *memory order*: dims sorted by falling stride, followed by a transpose to the logical order, so
+that a channels-last input is a row-major NHWC tensor. Symbols of dynamic shapes are leading `index` arguments. Function
+attributes say what Python needs (`ImportedGraph` holds them as data).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+
+from ..dialects import builders
+from ..dialects.mlir import arith, func, ir
+from ..errors import CompileError
+from . import ops as _ops  # noqa: F401  (registers the lowerings)
+from .dtypes import SUPPORTED, mlir_type
+from .graph_builder import Extent, GraphBuilder, Scalar, T, normal, product, same
+from .registry import LOWERINGS, Unsupported
+
+
+@dataclass
+class TensorSpec:
+    """Sizes and strides (integers or expressions, logical order) and dtype of a tensor that Python handles."""
+
+    shape: tuple[Extent, ...]
+    strides: tuple[Extent, ...]
+    dtype: torch.dtype
+
+
+@dataclass
+class OutputSpec:
+    """One output of the graph: a new tensor, an input passed through, a number, or None."""
+
+    kind: str  # "tensor" | "input" | "number" | "none"
+    tensor: TensorSpec | None = None
+    input: int = -1
+    number: Any = None
+
+
+@dataclass
+class AtenCall:
+    """A node left to ATen. `arguments` is (args, kwargs) with `Slot` in place of tensors and expressions of numbers."""
+
+    name: str
+    target: Any
+    arguments: Any
+    operands: list[TensorSpec]
+    results: list[TensorSpec | None]
+    single: bool
+    reason: str
+    node: str
+    source: str | None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The n-th tensor operand of an ATen call."""
+
+    index: int
+
+
+@dataclass
+class ImportedGraph:
+    """The module and what surrounds it.
+
+    `inputs[i]` is what FX placeholder i is: a TensorSpec, or a sympy expression for a SymInt. The results of `@main` are
+    the outputs of kind "tensor" in order, then one per entry of `writes`: the input position that it overwrites.
+    """
+
+    module: ir.Module
+    inputs: list[TensorSpec | sympy.Expr | None] = field(default_factory=list)
+    symbols: list[sympy.Symbol] = field(default_factory=list)
+    outputs: list[OutputSpec] = field(default_factory=list)
+    writes: list[int] = field(default_factory=list)
+    aten_calls: list[AtenCall] = field(default_factory=list)
+    nodes: int = 0
+
+
+def import_graph(gm: torch.fx.GraphModule, allow_fallback: bool = True) -> ImportedGraph:
+    """Import one AOTAutograd graph; an `ir.Context` must be current.
+
+    Raises CompileError, with node and source line, for what can neither be lowered nor left to ATen.
+    """
+    return _Importer(gm, allow_fallback).run()
+
+
+class _Importer:
+    def __init__(self, gm: torch.fx.GraphModule, allow_fallback: bool) -> None:
+        self.gm = gm
+        self.allow_fallback = allow_fallback
+        self.env: dict[torch.fx.Node, Any] = {}
+        with ir.Location.unknown():
+            self.graph = ImportedGraph(ir.Module.create())
+        self.placeholders: dict[torch.fx.Node, int] = {}
+
+    def run(self) -> ImportedGraph:
+        nodes = list(self.gm.graph.nodes)
+        places = [n for n in nodes if n.op == "placeholder"]
+        with ir.Location.unknown(), ir.InsertionPoint(self.graph.module.body):
+            symbols = self._symbols(places)
+            types, attributes, orders = [], [], []
+            for n in places:
+                spec, order, attribute = self._input(n)
+                self.graph.inputs.append(spec)
+                if isinstance(spec, TensorSpec):
+                    sizes = [self._static(spec.shape[d]) for d in order]
+                    types.append(ir.RankedTensorType.get(sizes, mlir_type(spec.dtype)))
+                    attributes.append(attribute)
+                orders.append(order)
+            index = [ir.IndexType.get()] * len(symbols)
+            names = [{"mlirc.symbol": ir.StringAttr.get(str(s))} for s in symbols]
+            main = func.FuncOp("main", ([*index, *types], []))
+            main.arg_attrs = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in (*names, *attributes)])
+            block = main.add_entry_block()
+            arguments = list(block.arguments)
+            with ir.InsertionPoint(block):
+                self.b = GraphBuilder(dict(zip(symbols, arguments)))
+                tensors = arguments[len(symbols) :]
+                for i, (n, spec, order) in enumerate(zip(places, self.graph.inputs, orders)):
+                    self.placeholders[n] = i
+                    if isinstance(spec, TensorSpec):
+                        memory = T(tensors.pop(0), tuple(spec.shape[d] for d in order), spec.dtype)
+                        self.env[n] = self.b.permute(memory, _inverse(order))
+                    else:
+                        self.env[n] = Scalar(spec) if isinstance(spec, sympy.Expr) else spec
+                results = []
+                for n in nodes:
+                    if n.op == "output":
+                        results = self._outputs(n)
+                    elif n.op != "placeholder":
+                        with self._location(n):
+                            self.env[n] = self._node(n)
+                func.ReturnOp(results)
+            main.attributes["function_type"] = ir.TypeAttr.get(
+                ir.FunctionType.get([*index, *types], [r.type for r in results])
+            )
+        self.graph.nodes = sum(n.op == "call_function" for n in nodes)
+        return self.graph
+
+    # Inputs and outputs
+
+    def _symbols(self, places: Sequence[torch.fx.Node]) -> list[sympy.Symbol]:
+        found: dict[sympy.Symbol, None] = {}
+        for n in self.gm.graph.nodes:
+            for value in torch.utils._pytree.tree_leaves(n.meta.get("val")):
+                extents: list[Any] = []
+                if isinstance(value, torch.Tensor):
+                    extents = [*value.shape, *_strides(value)]
+                elif isinstance(value, torch.SymInt):
+                    extents = [value]
+                for e in extents:
+                    e = normal(e)
+                    if isinstance(e, sympy.Expr):
+                        found.update(dict.fromkeys(sorted(e.free_symbols, key=str)))
+        self.graph.symbols = list(found)
+        return self.graph.symbols
+
+    def _input(self, n: torch.fx.Node) -> tuple[Any, list[int], dict[str, ir.Attribute]]:
+        value = n.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            e = normal(value)
+            return (sympy.Integer(e) if isinstance(e, int) else e), [], {}
+        if not isinstance(value, torch.Tensor):
+            return value, [], {}
+        spec = _spec(value)
+        order = _memory_order(value)
+        attribute = {}
+        sizes = [spec.shape[d] for d in order]
+        strides = [spec.strides[d] for d in order]
+        if any(not isinstance(s, int) for s in sizes):
+            attribute["mlirc.sizes"] = _texts(sizes)
+        if not _dense(sizes, strides):
+            attribute["mlirc.strides"] = _texts(strides)
+        return spec, order, attribute
+
+    def _outputs(self, node: torch.fx.Node) -> list[ir.Value]:
+        results = []
+        for x in node.args[0]:
+            if isinstance(x, torch.fx.Node) and x in self.placeholders:
+                self.graph.outputs.append(OutputSpec("input", input=self.placeholders[x]))
+            elif isinstance(x, torch.fx.Node) and isinstance(self.env[x], T):
+                value = self.env[x]
+                if isinstance(value, T) and x.target is torch.ops.aten.copy_.default:
+                    self.graph.outputs.append(OutputSpec("input", input=self.placeholders[x.args[0]]))
+                    continue
+                spec = _spec(x.meta["val"])
+                self.graph.outputs.append(OutputSpec("tensor", tensor=spec))
+                results.append(self._to_memory(value, x.meta["val"], spec).value)
+            elif isinstance(x, torch.fx.Node):
+                value = self.env[x]
+                self.graph.outputs.append(OutputSpec("number", number=getattr(value, "expr", value)))
+            else:
+                self.graph.outputs.append(OutputSpec("none" if x is None else "number", number=x))
+        for i, value in self._writes.items():
+            self.graph.writes.append(i)
+            results.append(value.value)
+        return results
+
+    def _to_memory(self, value: T, meta: torch.Tensor, spec: TensorSpec) -> T:
+        """The tensor in the order in which its dims lie in memory, broadcast dims (stride 0) cut to one."""
+        repeated = [same(st, 0) and not same(s, 1) for s, st in zip(spec.shape, spec.strides)]
+        if any(repeated):
+            sizes = [1 if r else s for s, r in zip(value.shape, repeated)]
+            value = self.b.slice(value, [0] * value.rank, sizes, [1] * value.rank)
+        return self.b.permute(value, _memory_order(meta))
+
+    # Nodes
+
+    @property
+    def _writes(self) -> dict[int, T]:
+        return self.__dict__.setdefault("_written", {})
+
+    def _node(self, n: torch.fx.Node) -> Any:
+        if n.op == "get_attr":
+            return self._attribute(n)
+        if isinstance(n.meta.get("val"), (torch.SymInt, int)) and not isinstance(n.target, torch._ops.OpOverload):
+            return self._number(n.meta["val"])
+        import operator
+
+        args, kwargs = torch.fx.node.map_arg((n.args, n.kwargs), lambda a: _Boxed(self.env[a]))
+        args, kwargs = _unbox(args), _unbox(kwargs)
+        if n.target is operator.getitem:
+            return args[0][args[1]]
+        if n.target is torch.ops.aten.copy_.default and n.args[0] in self.placeholders:
+            target: torch.fx.Node = n.args[0]  # type: ignore[assignment]
+            spec = self.graph.inputs[self.placeholders[target]]
+            assert isinstance(spec, TensorSpec)
+            value = self.b.expand(self.b.convert(args[1], spec.dtype), spec.shape)
+            self._writes[self.placeholders[target]] = self.b.permute(value, _memory_order(target.meta["val"]))
+            return value
+        try:
+            self._check_dtypes(n)
+            lowering = LOWERINGS.get(n.target)
+            if lowering is None:
+                raise Unsupported(f"no lowering for {n.target}")
+            return lowering(self.b, n, *args, **kwargs)
+        except Unsupported as e:
+            return self._aten(n, args, kwargs, str(e))
+        except CompileError as e:
+            raise CompileError(e.reason, node=n.format_node(), source=_source(n), stage="import") from e
+        except Exception as e:
+            raise CompileError(
+                f"{type(e).__name__}: {e}", node=n.format_node(), source=_source(n), stage="import"
+            ) from e
+
+    def _number(self, value: Any) -> Any:
+        e = normal(value)
+        return e if isinstance(e, int) else Scalar(e)
+
+    def _attribute(self, n: torch.fx.Node) -> Any:
+        """A constant tensor of the graph module: an input of our own."""
+        raise CompileError(f"graph attribute {n.target} was not lifted to an input", node=n.format_node(), stage="import")
+
+    def _check_dtypes(self, n: torch.fx.Node) -> None:
+        values = [a.meta.get("val") for a in n.all_input_nodes] + [n.meta.get("val")]
+        for value in torch.utils._pytree.tree_leaves(values):
+            if isinstance(value, torch.Tensor) and value.dtype not in SUPPORTED:
+                raise Unsupported(f"dtype {value.dtype}")
+
+    def _aten(self, n: torch.fx.Node, args: Any, kwargs: Any, reason: str) -> Any:
+        if not isinstance(n.target, torch._ops.OpOverload):
+            raise CompileError(f"cannot compile: {reason}", node=n.format_node(), source=_source(n), stage="import")
+        if not self.allow_fallback:
+            raise CompileError(f"would be left to ATen: {reason}", node=n.format_node(), source=_source(n), stage="import")
+        operands: list[T] = []
+
+        def slot(x: Any) -> Any:
+            if isinstance(x, T):
+                operands.append(x)
+                return Slot(len(operands) - 1)
+            return x.expr if isinstance(x, Scalar) else x
+
+        arguments = torch.utils._pytree.tree_map(slot, (list(args), dict(kwargs)), is_leaf=lambda x: isinstance(x, (T, Scalar)))
+        single = not isinstance(n.meta["val"], (list, tuple))
+        metas = [n.meta["val"]] if single else list(n.meta["val"])
+        specs = [_spec(v) if isinstance(v, torch.Tensor) else None for v in metas]
+        orders = [_memory_order(v) if isinstance(v, torch.Tensor) else [] for v in metas]
+        if any(s is None and v is not None for s, v in zip(specs, metas)):
+            raise CompileError(f"{n.target} returns a number that depends on data", node=n.format_node(), source=_source(n))
+        # What ATen returns has the strides that the graph says; elsewhere it is a row-major tensor in memory order.
+        types, sizes = [], []
+        for spec, order in zip(specs, orders):
+            if spec is not None:
+                memory = [spec.shape[d] for d in order]
+                types.append(ir.RankedTensorType.get([self._static(s) for s in memory], mlir_type(spec.dtype)))
+                sizes.append(_texts(memory))
+        name = f"aten_{len(self.graph.aten_calls)}"
+        with ir.InsertionPoint(self.graph.module.body):
+            kind = ir.FunctionType.get([x.value.type for x in operands], types)
+            func.FuncOp(name, kind, visibility="private")
+        call = func.CallOp(types, name, [x.value for x in operands])
+        call.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get(sizes)
+        described = [TensorSpec(x.shape, (), x.dtype) for x in operands]
+        source = _source(n)
+        self.graph.aten_calls.append(
+            AtenCall(name, n.target, arguments, described, specs, single, reason, n.name, source)
+        )
+        left = list(call.results)
+        out: list[Any] = []
+        for spec, order in zip(specs, orders):
+            if spec is None:
+                out.append(None)
+                continue
+            memory_sizes = tuple(spec.shape[d] for d in order)
+            out.append(self.b.permute(T(left.pop(0), memory_sizes, spec.dtype), _inverse(order)))
+        return out[0] if single else out
+
+    # Details
+
+    def _static(self, size: Extent) -> int:
+        return size if isinstance(size, int) else builders.DYNAMIC
+
+    def _location(self, n: torch.fx.Node) -> ir.Location:
+        found = _source(n)
+        if found:
+            path, _, line = found.rpartition(":")
+            return ir.Location.name(n.name, ir.Location.file(path, int(line), 0))
+        return ir.Location.name(n.name)
+
+
+class _Boxed:
+    """map_arg looks into tuples and lists: keep values that are lists whole."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _unbox(x: Any) -> Any:
+    if isinstance(x, _Boxed):
+        return x.value
+    if isinstance(x, (list, tuple)):
+        return [_unbox(y) for y in x]
+    if isinstance(x, dict):
+        return {k: _unbox(v) for k, v in x.items()}
+    return x
+
+
+def _strides(value: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(value.stride()) if value.layout == torch.strided else ()
+
+
+def _spec(value: torch.Tensor) -> TensorSpec:
+    return TensorSpec(
+        tuple(normal(s) for s in value.shape), tuple(normal(s) for s in _strides(value)), value.dtype
+    )
+
+
+def _hint(x: Any) -> int:
+    return x if isinstance(x, int) else x.node.hint if isinstance(x, torch.SymInt) else int(x)
+
+
+def _memory_order(value: torch.Tensor) -> list[int]:
+    """Logical dims sorted by falling stride; dims of size one stay where they are."""
+    strides = [_hint(s) for s in value.stride()]
+    moving = [d for d, s in enumerate(value.shape) if not (isinstance(s, int) and s == 1)]
+    ranked = iter(sorted(moving, key=lambda d: (-strides[d], d)))
+    return [next(ranked) if d in moving else d for d in range(value.dim())]
+
+
+def _dense(sizes: Sequence[Extent], strides: Sequence[Extent]) -> bool:
+    """Whether the strides are those of a row-major tensor without gaps."""
+    for d in range(len(sizes)):
+        if not same(sizes[d], 1) and not same(strides[d], product(sizes[d + 1 :])):
+            return False
+    return True
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return [list(order).index(d) for d in range(len(order))]
+
+
+def _texts(values: Sequence[Extent]) -> ir.Attribute:
+    return ir.ArrayAttr.get([ir.StringAttr.get(str(v)) for v in values])
+
+
+def _source(n: torch.fx.Node) -> str | None:
+    """`file:line` of the user's model, from the innermost frame that is not torch's own."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', n.meta.get("stack_trace") or n.stack_trace or "")
+    if not frames:
+        return None
+    path, line = next((f for f in reversed(frames) if "/torch/nn/" not in f[0]), frames[-1])
+    return f"{path}:{line}"
+
+
+__all__ = ["AtenCall", "ImportedGraph", "OutputSpec", "Slot", "TensorSpec", "import_graph", "arith"]

@@ -1,0 +1,36 @@
+"""mm, bmm, addmm, baddbmm: sums of products with the bias and the scale as elementwise ops behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..dtypes import compute_dtype
+from ..graph_builder import GraphBuilder, T
+from ..registry import lowers
+from .pointwise import add_scaled
+
+aten = torch.ops.aten
+
+
+@lowers(aten.mm.default)
+def mm(b: GraphBuilder, node: Any, x: T, w: T) -> T:
+    return b.convert(b.contract(x, w, ("mk", "kn", "mn"), (x.shape[0], w.shape[1])), x.dtype)
+
+
+@lowers(aten.bmm.default)
+def bmm(b: GraphBuilder, node: Any, x: T, w: T) -> T:
+    return b.convert(b.contract(x, w, ("bmk", "bkn", "bmn"), (x.shape[0], x.shape[1], w.shape[2])), x.dtype)
+
+
+@lowers(aten.addmm.default)
+def addmm(b: GraphBuilder, node: Any, bias: T, x: T, w: T, *, beta: float = 1, alpha: float = 1) -> T:
+    product = b.contract(x, w, ("mk", "kn", "mn"), (x.shape[0], w.shape[1]))
+    return add_scaled(b, product, bias, alpha, beta, compute_dtype(x.dtype), x.dtype)
+
+
+@lowers(aten.baddbmm.default)
+def baddbmm(b: GraphBuilder, node: Any, bias: T, x: T, w: T, *, beta: float = 1, alpha: float = 1) -> T:
+    product = b.contract(x, w, ("bmk", "bkn", "bmn"), (x.shape[0], x.shape[1], w.shape[2]))
+    return add_scaled(b, product, bias, alpha, beta, compute_dtype(x.dtype), x.dtype)
