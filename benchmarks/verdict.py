@@ -1,0 +1,57 @@
+"""Is a backend's output right: PyTorch's own rule, `torch._dynamo.utils.same` against an fp64 run of the same weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+
+
+def cast(tree: Any, dtype: torch.dtype) -> Any:
+    """Fresh copies of all tensors of a pytree, the floating-point ones in `dtype`. Aliases among them are not kept."""
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        requires_grad = x.requires_grad
+        x = x.detach().clone()
+        return (x.to(dtype) if x.is_floating_point() else x).requires_grad_(requires_grad)
+
+    return pytree.tree_map(one, tree)
+
+
+def tensors(output: Any) -> list[torch.Tensor]:
+    """The tensors of a model's output, in order."""
+    if hasattr(output, "to_tuple"):
+        output = output.to_tuple()
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+
+
+@torch.no_grad()
+def reference(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The outputs of an fp64 copy of `module`."""
+    args, kwargs = cast((args, kwargs), torch.float64)
+    return tensors(copy.deepcopy(module).double()(*args, **kwargs))
+
+
+def same(eager: list[torch.Tensor], got: list[torch.Tensor], fp64: list[torch.Tensor], dtype: torch.dtype) -> bool:
+    """Whether `got` is as near to `fp64` as `eager` is, or within the tolerance of `dtype` of it."""
+    from torch._dynamo.utils import same as dynamo_same
+
+    return len(eager) == len(got) and all(
+        a.shape == b.shape and dynamo_same(a, b, c, tol=TOLERANCE[dtype], equal_nan=True) for a, b, c in zip(eager, got, fp64)
+    )
+
+
+def relative_error(eager: list[torch.Tensor], got: list[torch.Tensor]) -> float:
+    """The largest difference of any output, over that output's largest magnitude."""
+    errors = [0.0]
+    for a, b in zip(eager, got):
+        if a.numel() and a.shape == b.shape:
+            a, b = a.detach().double(), b.detach().double()
+            errors.append(((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item())
+    return max(errors)
