@@ -106,7 +106,7 @@ class StaticDecoder(nn.Module):
             layer.keys[:, :, :filled].normal_()
             layer.values[:, :, :filled].normal_()
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "StaticDecoder":
+    def _apply(self, fn: Any, recurse: bool = True) -> StaticDecoder:
         super()._apply(fn, recurse)
         for layer in self.cache.layers:
             layer.keys, layer.values = fn(layer.keys), fn(layer.values)

@@ -16,7 +16,7 @@ def prepare_torchvision() -> None:
     """
     global _library
     try:
-        import torchvision  # noqa: F401
+        import torchvision
 
         return
     except ModuleNotFoundError:

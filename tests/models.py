@@ -174,7 +174,7 @@ def graphsage(nodes: int = 50, edges: int = 200, maximum: bool = True) -> Case:
 
 @_case
 def lstm_tagger(batch: int = 3, length: int = 7) -> Case:
-    """Dynamo breaks the graph at nn.LSTM unless `torch._dynamo.config.allow_rnn` is set."""
+    """Dynamo leaves any module with an nn.LSTM alone unless `torch._dynamo.config.allow_rnn` is set."""
     return LstmTagger(50, 16, 24, 9), (torch.randint(0, 50, (batch, length)),), {}
 
 

@@ -13,7 +13,9 @@ def test_live_weights_and_eager(name):
     module, args, kwargs = models.ALL[name]()
     for key, parameter in module.named_parameters():
         assert parameter.numel() < 2 or parameter.max() - parameter.min() > 1e-4, key
-    result = models.check(module, args, kwargs, backend="eager", graph_breaks=name == "lstm_tagger")
+    # Without this torch 2.13 skips a module that holds an nn.LSTM altogether.
+    with torch._dynamo.config.patch(allow_rnn=name == "lstm_tagger"):
+        result = models.check(module, args, kwargs, backend="eager")
     assert result.error < 1e-4
 
 
