@@ -26,9 +26,16 @@ class Symbol:
 
 
 def symbols(obj: bytes) -> list[Symbol]:
-    """All named symbols of `obj`. Raises ValueError if it is not a little-endian ELF64 file."""
+    """All named symbols of `obj`. Raises ValueError if it is not a little-endian ELF64 file, or a damaged one."""
     if obj[:6] != b"\x7fELF\x02\x01":
         raise ValueError("not a little-endian ELF64 object")
+    try:
+        return _read(obj)
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise ValueError(f"damaged ELF64 object: {error}") from None
+
+
+def _read(obj: bytes) -> list[Symbol]:
     (table_offset,) = struct.unpack_from("<Q", obj, 40)
     count = struct.unpack_from("<H", obj, 60)[0]
     sections = [_SECTION.unpack_from(obj, table_offset + i * _SECTION.size) for i in range(count)]

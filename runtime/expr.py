@@ -126,10 +126,10 @@ class _Integers:
         return a % b
 
     def max(self, a: int, b: int) -> int:
-        return a if a > b else b
+        return max(b, a)
 
     def min(self, a: int, b: int) -> int:
-        return a if a < b else b
+        return min(b, a)
 
 
 class IRArithmetic:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import os
 import sys
-import threading
 
 import llvmlite.binding as llvm
 
 from ..errors import CompileError
 from . import abi, elf
 
-_lock = threading.Lock()
-_names = itertools.count()
 # Provided by the linker itself, not by any library.
 _LINKER_SYMBOLS = frozenset({"_GLOBAL_OFFSET_TABLE_"})
 
@@ -46,8 +42,13 @@ class Library:
             builder.export_symbol(symbol)
         self._tracker = None
         if objects:
+            _initialize()
+            # JITLink, because RuntimeDyld leaks with every library; a linker of its own for each library (0.6 ms), because one
+            # that is shared never forgets the libraries that are gone (9 kB each). The tracker keeps it alive.
+            # A missing symbol is an exception here, while MCJIT ends the process.
+            jit = llvm.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
             try:
-                self._tracker = builder.link(_jit(), f"mlirc{next(_names)}")
+                self._tracker = builder.link(jit, "kernels")
             except RuntimeError as error:
                 raise CompileError(f"cannot link: {error}", kernel=", ".join(objects)) from None
         self._addresses = {symbol: self._tracker[symbol] for symbol in exports} if self._tracker else {}
@@ -88,23 +89,6 @@ def assemble(text: str, opt: int = 1) -> bytes:
 def _initialize() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-
-
-_jit_instance = None
-
-
-def _jit() -> llvm.LLJIT:
-    """The linker, one for the process: a library costs 0.4 ms in it and 1 ms in one of its own.
-
-    JITLink rather than RuntimeDyld, which loses 10 kB per library. Missing symbols are exceptions in both, while
-    MCJIT ends the process.
-    """
-    global _jit_instance
-    with _lock:
-        if _jit_instance is None:
-            _initialize()
-            _jit_instance = llvm.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
-        return _jit_instance
 
 
 def _resolve(tables: dict[str, list[elf.Symbol]], exports: set[str]) -> dict[str, int]:

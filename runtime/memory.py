@@ -82,8 +82,7 @@ def _greedy_by_size(blocks: list[tuple[int, int, int]]) -> tuple[list[int], int]
                 gap = offset - cursor
                 if gap >= size and (best < 0 or gap < best_gap):
                     best, best_gap = cursor, gap
-                if end > cursor:
-                    cursor = end
+                cursor = max(cursor, end)
         if best < 0:
             best = cursor
         offsets[i] = best
@@ -99,7 +98,7 @@ def _round_up(n: int, multiple: int) -> int:
 class Block:
     """Some writable bytes, page-aligned, given back to the system with the last reference."""
 
-    __slots__ = ("address", "nbytes", "_map", "_view")
+    __slots__ = ("_map", "_view", "address", "nbytes")
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = _round_up(max(nbytes, 1), mmap.PAGESIZE)

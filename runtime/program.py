@@ -80,7 +80,7 @@ class Frame:
     kernels that read what a host step produced; `keep` and `values` hold Python objects until the end of the call.
     """
 
-    __slots__ = ("inputs", "outputs", "sizes", "hosts", "arena_base", "keep", "values", "_layout", "_slots", "_address")
+    __slots__ = ("_address", "_layout", "_slots", "arena_base", "hosts", "inputs", "keep", "outputs", "sizes", "values")
 
     def __init__(self, layout: Layout, max_arguments: int, initial: Sequence[tuple[int, int]]) -> None:
         self._layout = layout
@@ -171,7 +171,7 @@ class Program:
         is no memory for the intermediates, RuntimeError after `close`.
         """
         if (len(inputs), len(outputs), len(sizes)) != self._counts:
-            raise TypeError("the program takes %d inputs, %d outputs and %d sizes" % self._counts)
+            raise TypeError("the program takes {} inputs, {} outputs and {} sizes".format(*self._counts))
         # This reference keeps the code in memory to the end of the call, whatever `close` does meanwhile.
         library = self._library
         if library is None:
