@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-import threading
 from bisect import insort
 from collections.abc import Sequence
 
@@ -120,25 +119,27 @@ class Block:
 class ArenaPool:
     """Blocks for calls in flight: `take` one for a call, `give` it back after it. Thread-safe.
 
-    It keeps at most as many blocks as calls were ever in flight at once, and frees them when it goes itself.
+    It keeps about as many blocks as calls were ever in flight at once, and frees them when it goes itself.
     """
 
     def __init__(self) -> None:
         self._free: list[Block] = []
-        self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> Block:
         """A block of at least `nbytes` bytes (0 is fine), its contents undefined. Raises MemoryError."""
         free = self._free
-        with self._lock:
-            # The one given back last is the warmest in the caches.
-            for i in range(len(free) - 1, -1, -1):
-                if free[i].nbytes >= nbytes:
-                    return free.pop(i)
-            # None is large enough: one makes room for its larger successor.
-            if free:
-                free.pop()
-        return Block(nbytes)
+        too_small = []
+        try:
+            # pop and append are atomic: no lock. The block given back last is the warmest in the caches.
+            while (block := free.pop()).nbytes < nbytes:
+                too_small.append(block)
+        except IndexError:
+            # One that is too small makes room for its larger successor.
+            block = None
+            del too_small[:1]
+        if too_small:
+            free.extend(too_small)
+        return block or Block(nbytes)
 
     def give(self, block: Block) -> None:
         """Take back a block for a later call."""
