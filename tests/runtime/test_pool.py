@@ -1,0 +1,457 @@
+"""Compile workers: whatever a job does to its process is one clear error here, and the next job runs."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import pytest
+
+import mlirc
+from mlirc.options import Options
+from mlirc.runtime.pool import Pool, WorkerError, WorkerTraceback, get_pool
+from mlirc.runtime.process import BOOT, import_path
+
+JOBS = """
+import os, sys, time
+
+class Unpicklable(Exception):
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+        self.handle = lambda: None
+
+class TwoArguments(Exception):
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+
+def raise_unpicklable():
+    raise Unpicklable("one", "two")
+
+def raise_two_arguments():
+    raise TwoArguments("one", "two")
+
+def return_unpicklable():
+    return lambda: None
+
+def facts():
+    import signal
+    return {
+        "torch": "torch" in sys.modules,
+        "main": getattr(sys.modules["__main__"], "__file__", None),
+        "stdin": sys.stdin.read(),
+        "sigint": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+        "mlirc": sys.modules["mlirc"].__file__,
+        "random": sys.modules["random"].__file__,
+    }
+
+def say_and_abort():
+    print("from Python", flush=True)
+    os.write(2, b"from native code\\n")
+    os.abort()
+
+def say_and_raise():
+    print("said before")
+    raise KeyError("k")
+
+def flood():
+    while True:
+        os.write(1, b"x" * 65535 + b"\\n")
+
+def keep(megabytes):
+    global kept
+    kept = b"x" * (megabytes << 20)
+    return os.getpid()
+
+def mark_and_sleep(path):
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(1000)
+
+def bad_alloc():
+    os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\\n  what():  std::bad_alloc\\n")
+    os.abort()
+
+def echo(x):
+    return x
+"""
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """The folder of a module with jobs, importable here and in workers."""
+    folder = tmp_path_factory.mktemp("jobs")
+    (folder / "pool_jobs.py").write_text(JOBS)
+    sys.path.append(str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="module")
+def pool(jobs):
+    with Pool(workers=2, timeout=60.0, memory_mb=512) as pool:
+        pool.warm_up()
+        yield pool
+
+
+def fails(pool, *job):
+    with pytest.raises(WorkerError) as caught:
+        pool.submit(*job).result(60)
+    assert pool.submit("math:sqrt", 4).result(60) == 2.0
+    return caught.value
+
+
+def gone(pid):
+    """Whether the process ends, soon."""
+    for _ in range(1000):
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                if stat.read().rpartition(")")[2].split()[0] in "ZX":
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def wait_for(path):
+    for _ in range(3000):
+        if path.exists() and path.read_text():
+            return int(path.read_text())
+        time.sleep(0.01)
+    raise AssertionError(f"{path} did not appear")
+
+
+def test_results(pool):
+    assert pool.submit("math:sqrt", 2.25).result(60) == 1.5
+    assert pool.submit("os.path:join", "a", "b").result(60) == "a/b"
+    assert pool.submit("builtins:str.upper", "a").result(60) == "A"
+    assert pool.submit("os:getpid").result(60) in pool.pids()
+
+
+def test_large_arguments_and_results(pool):
+    data = os.urandom(20 << 20)
+    assert pool.submit("pool_jobs:echo", data).result(60) == data
+
+
+def test_hundred_jobs_on_two_workers(pool):
+    futures = [pool.submit("pool_jobs:echo", n) for n in range(100)]
+    assert [f.result(60) for f in futures] == list(range(100))
+    assert len(pool.pids()) == 2
+
+
+def test_submit_from_threads(pool):
+    results: dict[int, list[int]] = {}
+
+    def work(n):
+        results[n] = [pool.submit("pool_jobs:echo", n * 100 + i).result(60) for i in range(20)]
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {n: [n * 100 + i for i in range(20)] for n in range(8)}
+
+
+def test_worker_has_no_torch_and_nothing_of_the_user(pool):
+    facts = pool.submit("pool_jobs:facts").result(60)
+    assert os.path.samefile(facts.pop("mlirc"), mlirc.__file__)
+    assert "pool_jobs" not in facts.pop("random")
+    assert facts == {"torch": False, "main": None, "stdin": "", "sigint": True}
+
+
+def test_files_in_the_working_directory_do_not_shadow(tmp_path):
+    """A script next to files named like modules that a worker imports later than the script's process."""
+    for name in ("numpy", "llvmlite", "mlirc", "pickle", "json", "struct", "faulthandler", "worker", "errors"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
+    script = f"""
+        import sys
+        script_folder = sys.path.pop(0)
+        sys.path[:0] = {import_path()!r}
+        import mlirc.runtime.pool
+        sys.path.insert(0, script_folder)
+        if __name__ == "__main__":
+            with mlirc.runtime.pool.Pool(1) as pool:
+                print(pool.submit("math:sqrt", 4).result(60))
+        else:
+            raise SystemExit("the script was imported")
+    """
+    (tmp_path / "script.py").write_text(textwrap.dedent(script))
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("2.0\n", 0), done.stderr
+
+
+def test_exceptions_come_back(pool):
+    with pytest.raises(TypeError, match="must be real number") as caught:
+        pool.submit("math:sqrt", "x").result(60)
+    assert isinstance(caught.value.__cause__, WorkerTraceback)
+    with pytest.raises(KeyError) as caught:
+        pool.submit("pool_jobs:say_and_raise").result(60)
+    assert "said before" in str(caught.value.__cause__)
+    assert "in say_and_raise" in str(caught.value.__cause__)
+    with pytest.raises(ModuleNotFoundError):
+        pool.submit("no_such_module:f").result(60)
+    with pytest.raises(AttributeError):
+        pool.submit("math:no_such_function").result(60)
+
+
+@pytest.mark.parametrize("name", ["raise_unpicklable", "raise_two_arguments"])
+def test_exceptions_that_cannot_be_pickled(pool, name):
+    with pytest.raises(RuntimeError, match="one and two") as caught:
+        pool.submit(f"pool_jobs:{name}").result(60)
+    assert f"in {name}" in str(caught.value.__cause__)
+
+
+def test_a_job_cannot_end_its_parent(pool):
+    with pytest.raises(RuntimeError, match="SystemExit: 3"):
+        pool.submit("sys:exit", 3).result(60)
+
+
+def test_unpicklable_arguments_and_results(pool):
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pool.submit("pool_jobs:echo", lambda: None)
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pool.submit("pool_jobs:return_unpicklable").result(60)
+    assert pool.submit("pool_jobs:echo", 1).result(60) == 1
+
+
+def test_crashes(pool):
+    error = fails(pool, "ctypes:string_at", 0)
+    assert (error.kind, "SIGSEGV" in error.reason) == ("crash", True)
+    error = fails(pool, "pool_jobs:say_and_abort")
+    assert (error.kind, "SIGABRT" in error.reason) == ("crash", True)
+    assert "from Python" in error.log
+    assert "from native code" in str(error)
+    error = fails(pool, "os:_exit", 7)
+    assert (error.kind, "exit code 7" in error.reason) == ("crash", True)
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.kind, str(again)) == (error.kind, str(error))
+
+
+def test_killed_in_a_job(pool, tmp_path):
+    """Only the job that ran there fails; those that wait go on."""
+    victims = [pool.submit("pool_jobs:mark_and_sleep", str(tmp_path / f"pid{n}")) for n in range(2)]
+    waiting = [pool.submit("pool_jobs:echo", n) for n in range(10)]
+    os.kill(wait_for(tmp_path / "pid0"), signal.SIGKILL)
+    assert [f.result(60) for f in waiting] == list(range(10))
+    assert not victims[1].done()
+    os.kill(wait_for(tmp_path / "pid1"), signal.SIGKILL)
+    for victim in victims:
+        error = victim.exception(60)
+        assert isinstance(error, WorkerError)
+        assert (error.kind, "SIGKILL" in error.reason) == ("crash", True)
+
+
+def test_killed_while_idle(pool):
+    pool.submit("math:sqrt", 1).result(60)
+    for pid in pool.pids():
+        os.kill(pid, signal.SIGKILL)
+        assert gone(pid)
+    assert [f.result(60) for f in [pool.submit("pool_jobs:echo", n) for n in range(4)]] == list(range(4))
+
+
+def test_memory(pool):
+    error = fails(pool, "builtins:bytearray", 10 << 30)
+    assert (error.kind, "512 MiB" in error.reason) == ("memory", True)
+    assert fails(pool, "pool_jobs:bad_alloc").kind == "memory"
+
+
+def test_worker_that_keeps_memory_is_replaced(pool):
+    pid = pool.submit("pool_jobs:keep", 300).result(60)
+    assert gone(pid)
+    assert fails(pool, "pool_jobs:keep", 600).kind == "memory"
+
+
+def test_job_that_never_finishes():
+    with Pool(workers=1, timeout=1.0, memory_mb=None) as pool:
+        stuck = pool.submit("time:sleep", 1000)
+        fine = pool.submit("os:getpid")
+        error = stuck.exception(60)
+        assert isinstance(error, WorkerError)
+        assert (error.kind, "limit of 1 s" in error.reason) == ("timeout", True)
+        assert fine.result(60) in pool.pids()
+
+
+def test_job_that_prints_without_end(pool):
+    with pytest.raises(OSError) as caught:
+        pool.submit("pool_jobs:flood").result(60)
+    assert caught.value.errno == errno.EFBIG
+    assert len(str(caught.value.__cause__)) < 10000
+    assert pool.submit("math:sqrt", 4).result(60) == 2.0
+
+
+def test_shutdown():
+    pool = Pool(workers=1)
+    with pool:
+        running = pool.submit("time:sleep", 1000)
+        waiting = pool.submit("time:sleep", 1000)
+        while not running.running():
+            time.sleep(0.01)
+        cancelled = pool.submit("time:sleep", 1000)
+        assert cancelled.cancel()
+        assert not running.cancel()
+    error = running.exception(60)
+    assert isinstance(error, WorkerError)
+    assert error.kind == "shutdown"
+    with pytest.raises(CancelledError):
+        waiting.result(60)
+    assert pool.pids() == []
+    with pytest.raises(RuntimeError, match="shut down"):
+        pool.submit("math:sqrt", 1)
+
+
+def test_worker_that_cannot_start(monkeypatch):
+    for executable in ("/nonexistent/python", "/bin/false", ""):
+        monkeypatch.setattr(sys, "executable", executable)
+        with Pool(workers=1) as pool:
+            error = pool.submit("math:sqrt", 1).exception(60)
+            assert isinstance(error, WorkerError)
+            assert error.kind == "start"
+
+
+def test_get_pool_is_shared():
+    options = Options(workers=1, worker_timeout=50.0)
+    assert get_pool(options) is get_pool(Options(workers=1, worker_timeout=50.0, strict=True))
+    assert get_pool(options) is not get_pool(Options(workers=1, worker_timeout=51.0))
+    first = get_pool(options)
+    first.shutdown()
+    assert get_pool(options) is not first
+    assert get_pool(Options(worker_timeout=0.0, worker_memory_mb=0)).timeout is None
+
+
+def in_child(function):
+    """Run it in a forked child; whether it returned a true value there."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if function() else 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
+def test_fork_after_use(pool):
+    """The child starts workers of its own and leaves the parent's alone, also while they are busy."""
+    mine = {pool.submit("os:getpid").result(60), *pool.pids()}
+    busy = pool.submit("time:sleep", 0.5)
+
+    def child():
+        pid = pool.submit("os:getpid").result(60)
+        own = pid in pool.pids() and not mine & set(pool.pids())
+        pool.shutdown()
+        return own
+
+    assert in_child(child)
+    assert busy.result(60) is None
+    assert pool.submit("os:getpid").result(60) in mine
+
+
+@pytest.fixture
+def run_parent(jobs, tmp_path):
+    """Starts a Python process with a pool of two, one of them in an endless job; the process and the workers' pids.
+
+    `body` is what it does then.
+    """
+    parents = []
+
+    def run(body):
+        script = f"""
+            import sys, os, signal, time
+            sys.path[:] = {import_path()!r}
+            from mlirc.runtime.pool import Pool
+            pool = Pool(2)
+            pool.warm_up()
+            marker = {str(tmp_path / "pid")!r}
+            future = pool.submit("pool_jobs:mark_and_sleep", marker)
+            idle = pool.submit("os:getpid").result()
+            while not (os.path.exists(marker) and os.path.getsize(marker)):
+                time.sleep(0.01)
+            print(idle, flush=True)
+        """
+        command = [sys.executable, "-c", textwrap.dedent(script) + textwrap.dedent(body)]
+        parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        parents.append(parent)
+        return parent, [int(parent.stdout.readline()), int((tmp_path / "pid").read_text())]
+
+    yield run
+    for parent in parents:
+        parent.kill()
+        parent.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, "exit", "crash"])
+def test_no_worker_outlives_its_parent(run_parent, how):
+    bodies = {"exit": "", "crash": "os.abort()"}
+    parent, workers = run_parent(bodies.get(how, "time.sleep(1000)"))
+    if isinstance(how, signal.Signals):
+        parent.send_signal(how)
+    parent.communicate(timeout=60)
+    assert all(gone(pid) for pid in workers)
+
+
+def test_forked_child_keeps_no_worker_alive(run_parent):
+    """The parent is killed while a child of its own, forked earlier, lives on with copies of its descriptors."""
+    body = """
+        child = os.fork()
+        if child:
+            print(child, flush=True)
+        os.close(1)
+        os.close(2)
+        time.sleep(1000)
+    """
+    parent, workers = run_parent(body)
+    child = int(parent.stdout.readline())
+    try:
+        parent.kill()
+        assert all(gone(pid) for pid in workers)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_interrupt(run_parent):
+    """Ctrl-C interrupts the wait; what waits can be cancelled, the workers live and the pool goes on."""
+    body = """
+        more = [pool.submit("time:sleep", 1000) for _ in range(5)]
+        try:
+            print("waiting", flush=True)
+            future.result()
+        except KeyboardInterrupt:
+            cancelled = sum(f.cancel() for f in more)
+            print(cancelled, len(pool.pids()), future.running(), flush=True)
+            for pid in pool.pids():
+                os.kill(pid, signal.SIGINT)
+            time.sleep(0.05)
+            print(len(pool.pids()))
+    """
+    parent, workers = run_parent(body)
+    parent.stdout.readline()
+    parent.send_signal(signal.SIGINT)
+    stdout, stderr = parent.communicate(timeout=60)
+    cancelled, alive, running, later = stdout.split()
+    assert int(cancelled) >= 4, stderr
+    assert (alive, running, later) == ("2", "True", "2")
+    assert all(gone(pid) for pid in workers)
+
+
+def test_worker_leaves_if_its_parent_is_already_gone():
+    config = {
+        "parent": os.getppid(),
+        "timeout": None,
+        "memory_mb": None,
+        "path": import_path(),
+        "init": mlirc.__file__,
+        "roots": list(mlirc.__path__),
+    }
+    done = subprocess.run([sys.executable, "-c", BOOT, json.dumps(config)], stdin=subprocess.PIPE, timeout=60)
+    assert done.returncode == 0
