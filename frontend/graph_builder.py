@@ -88,8 +88,15 @@ class GraphBuilder:
         if isinstance(expr, int):
             return builders.index(expr)
         if expr not in self._sizes:
-            self._sizes[expr] = self._lower(expr)
+            with self._outside():
+                self._sizes[expr] = self._lower(expr)
         return self._sizes[expr]
+
+    def _outside(self) -> ir.InsertionPoint:
+        """In front of the op in whose body we are: later ops may use the value too."""
+        point = ir.InsertionPoint.current
+        owner = point.block.owner
+        return point if owner.operation.name == "func.func" else ir.InsertionPoint(owner)
 
     def _lower(self, expr: sympy.Expr) -> ir.Value:
         fold = {sympy.Add: arith.addi, sympy.Mul: arith.muli}
@@ -187,7 +194,7 @@ class GraphBuilder:
         init = builders.empty(self.sizes(shape), mlir_type(out))
 
         def region(*block: ir.Value) -> list[ir.Value]:
-            coordinates = [linalg.index(d) for d in range(rank)]
+            coordinates = [linalg.IndexOp(d).result for d in range(rank)]
             return [body(coordinates, *block[: len(inputs)])]
 
         (value,) = builders.generic([x.value for x in inputs], [init], maps, "p" * rank, region)

@@ -1,3 +1,3 @@
 """Lowerings of ATen ops to linalg, one module per family. Importing this package registers them."""
 
-from . import contractions, pointwise, reductions, views  # noqa: F401
+from . import activations, contractions, creation, pointwise, reductions, views  # noqa: F401

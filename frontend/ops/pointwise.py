@@ -10,23 +10,28 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from torch._prims_common import elementwise_dtypes
 
 from ...dialects.mlir import arith, ir, math
-from ..dtypes import compute_dtype, is_unsigned, scalar
+from ..dtypes import compute_dtype, scalar
 from ..graph_builder import GraphBuilder, Operand, Scalar, T, normal
 from ..registry import Unsupported, lowers
+from . import scalars as s
+from .scalars import add, mul, sub
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 Body = Callable[..., ir.Value]
-
-
-def promote(args: list[Operand], metas: list[Any], kind: Kind) -> tuple[torch.dtype, torch.dtype]:
-    """(dtype to compute in, dtype of the result) as ATen's type promotion has them."""
-    compute, result = elementwise_dtypes(*metas, type_promotion_kind=kind)
-    return compute_dtype(compute), result
 
 
 def meta(x: Any) -> Any:
     """What type promotion wants to see of an argument of an FX node."""
-    return x.meta["val"] if isinstance(x, torch.fx.Node) else x
+    x = x.meta["val"] if isinstance(x, torch.fx.Node) else x
+    for symbolic, number in ((torch.SymInt, 1), (torch.SymFloat, 1.0), (torch.SymBool, True)):
+        if isinstance(x, symbolic):
+            return number
+    return x
+
+
+def promote(raw: list[Any], kind: Kind = Kind.DEFAULT) -> torch.dtype:
+    """The dtype to compute in, as ATen's type promotion of the FX node's arguments has it."""
+    return compute_dtype(elementwise_dtypes(*map(meta, raw), type_promotion_kind=kind)[0])
 
 
 def out_shape(node: torch.fx.Node) -> tuple[Any, ...]:
@@ -35,10 +40,9 @@ def out_shape(node: torch.fx.Node) -> tuple[Any, ...]:
 
 def apply(b: GraphBuilder, node: torch.fx.Node, args: list[Operand], raw: list[Any], kind: Kind, body: Any) -> T:
     """Build one elementwise node: `body(dtype, *scalars)`; comparisons give bool."""
-    compute, _ = promote(args, [meta(a) for a in raw], kind)
-    out = node.meta["val"].dtype
+    compute = promote(raw, kind)
     result = torch.bool if kind == Kind.ALWAYS_BOOL else compute
-    return b.pointwise(out_shape(node), args, compute, result, out, lambda *s: body(compute, *s))
+    return b.pointwise(out_shape(node), args, compute, result, node.meta["val"].dtype, lambda *v: body(compute, *v))
 
 
 def add_scaled(
@@ -56,51 +60,77 @@ def add_scaled(
     return b.pointwise(x.shape, [x, y], compute, compute, out, body)
 
 
-# Arithmetic on scalars of one dtype
-
-
-def add(d: torch.dtype, x: ir.Value, y: ir.Value) -> ir.Value:
-    if d == torch.bool:
-        return arith.ori(x, y)
-    return arith.addf(x, y) if d.is_floating_point else arith.addi(x, y)
-
-
-def sub(d: torch.dtype, x: ir.Value, y: ir.Value) -> ir.Value:
-    return arith.subf(x, y) if d.is_floating_point else arith.subi(x, y)
-
-
-def mul(d: torch.dtype, x: ir.Value, y: ir.Value) -> ir.Value:
-    if d == torch.bool:
-        return arith.andi(x, y)
-    return arith.mulf(x, y) if d.is_floating_point else arith.muli(x, y)
-
-
-def compare(predicate: str) -> Body:
-    """A comparison; ordered for floats but `ne`, which is true for NaN."""
-
-    def body(d: torch.dtype, x: ir.Value, y: ir.Value) -> ir.Value:
-        if d.is_floating_point:
-            name = "UNE" if predicate == "ne" else "O" + predicate.upper()
-            return arith.cmpf(getattr(arith.CmpFPredicate, name), x, y)
-        sign = "" if predicate in ("eq", "ne") else "u" if is_unsigned(d) else "s"
-        return arith.cmpi(getattr(arith.CmpIPredicate, sign + predicate), x, y)
-
-    return body
+def _plain(op: Callable[[ir.Value], ir.Value]) -> Body:
+    return lambda d, x: op(x)
 
 
 UNARY_FLOAT: dict[Any, Body] = {
-    aten.exp: lambda d, x: math.exp(x),
-    aten.log: lambda d, x: math.log(x),
-    aten.sqrt: lambda d, x: math.sqrt(x),
-    aten.rsqrt: lambda d, x: math.rsqrt(x),
-    aten.tanh: lambda d, x: math.tanh(x),
-    aten.erf: lambda d, x: math.erf(x),
-    aten.sigmoid: lambda d, x: arith.divf(
-        scalar(d, 1), arith.addf(scalar(d, 1), math.exp(arith.negf(x)))
-    ),
+    getattr(aten, name): _plain(getattr(math, name))
+    for name in (
+        "acos acosh asin asinh atan atanh cos cosh erf erfc exp exp2 expm1 log log10 log1p log2 rsqrt sin sinh sqrt tan tanh"
+    ).split()
+} | {
+    aten.sigmoid: s.sigmoid,
+    aten.reciprocal: lambda d, x: arith.divf(scalar(d, 1), x),
+    aten.deg2rad: lambda d, x: arith.mulf(x, scalar(d, 0.017453292519943295)),
+    aten.rad2deg: lambda d, x: arith.mulf(x, scalar(d, 57.29577951308232)),
 }
-BINARY: dict[Any, Body] = {aten.mul: mul}
-COMPARE: dict[Any, Body] = {getattr(aten, p): compare(p) for p in ("eq", "ne", "lt", "le", "gt", "ge")}
+UNARY: dict[Any, Body] = {
+    aten.abs.default: s.absolute,
+    aten.neg.default: s.neg,
+    aten.sign.default: s.sign,
+    aten.sgn.default: s.sign,
+    aten.floor.default: s.floor,
+    aten.ceil.default: s.ceil,
+    aten.trunc.default: s.trunc,
+    aten.fix.default: s.trunc,
+    aten.round.default: s.round_even,
+    aten.frac.default: lambda d, x: sub(d, x, s.trunc(d, x)),
+    aten.square.default: lambda d, x: mul(d, x, x),
+    aten.bitwise_not.default: s.invert,
+    aten.relu.default: lambda d, x: s.maximum(d, x, scalar(d, 0)),
+    aten.positive.default: lambda d, x: x,
+}
+BINARY: dict[Any, Body] = {
+    aten.mul: mul,
+    aten.maximum.default: s.maximum,
+    aten.minimum.default: s.minimum,
+    aten.fmax.default: s.fmax,
+    aten.fmin.default: s.fmin,
+    aten.remainder: s.remainder,
+    aten.fmod: s.fmod,
+    aten.floor_divide: s.divide_floor,
+    aten.bitwise_and: lambda d, x, y: arith.andi(x, y),
+    aten.bitwise_or: lambda d, x, y: arith.ori(x, y),
+    aten.bitwise_xor: lambda d, x, y: arith.xori(x, y),
+    aten.bitwise_left_shift: s.shift_left,
+    aten.bitwise_right_shift: s.shift_right,
+    aten.__lshift__: s.shift_left,
+    aten.__rshift__: s.shift_right,
+    aten.__and__: lambda d, x, y: arith.andi(x, y),
+    aten.__or__: lambda d, x, y: arith.ori(x, y),
+    aten.__xor__: lambda d, x, y: arith.xori(x, y),
+}
+BINARY_FLOAT: dict[Any, Body] = {
+    aten.div.Tensor: s.divide,
+    aten.div.Scalar: s.divide,
+    aten.atan2.default: lambda d, x, y: math.atan2(x, y),
+    aten.copysign: lambda d, x, y: math.copysign(x, y),
+}
+COMPARE: dict[Any, Body] = {getattr(aten, p): s.compare(p) for p in ("eq", "ne", "lt", "le", "gt", "ge")} | {
+    aten.isnan.default: s.isnan,
+    aten.isinf.default: s.isinf,
+    aten.isfinite.default: s.isfinite,
+    aten.signbit.default: s.signbit,
+    aten.isposinf.default: lambda d, x: s.eq(d, x, scalar(d, float("inf"))) if d.is_floating_point else scalar(torch.bool, 0),
+    aten.isneginf.default: lambda d, x: s.eq(d, x, scalar(d, float("-inf"))) if d.is_floating_point else scalar(torch.bool, 0),
+}
+LOGICAL: dict[Any, Body] = {
+    aten.logical_and.default: arith.andi,
+    aten.logical_or.default: arith.ori,
+    aten.logical_xor.default: arith.xori,
+    aten.logical_not.default: lambda x: s.invert(torch.bool, x),
+}
 
 
 def _register(table: dict[Any, Body], kind: Kind) -> None:
@@ -115,41 +145,148 @@ def _register(table: dict[Any, Body], kind: Kind) -> None:
 
 
 _register(UNARY_FLOAT, Kind.INT_TO_FLOAT)
+_register(BINARY_FLOAT, Kind.INT_TO_FLOAT)
+_register(UNARY, Kind.DEFAULT)
 _register(BINARY, Kind.DEFAULT)
 _register(COMPARE, Kind.ALWAYS_BOOL)
 
 
-@lowers(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar)
+@lowers(*LOGICAL)
+def logical(b: GraphBuilder, node: Any, *args: T) -> T:
+    return b.pointwise(out_shape(node), args, torch.bool, torch.bool, torch.bool, LOGICAL[node.target])
+
+
+def _number(x: Any, what: str) -> Any:
+    """An argument that has to be known now."""
+    if isinstance(x, (Scalar, T)):
+        raise Unsupported(f"{what} known only at run time")
+    return x
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar)
 def add_sub(b: GraphBuilder, node: Any, x: Operand, y: Operand, alpha: Any = 1) -> T:
-    op = add if node.target.overloadpacket is aten.add else sub
+    alpha = _number(alpha, "alpha")
+    packet = node.target.overloadpacket
+    op = add if packet is aten.add else sub
 
     def body(d: torch.dtype, u: ir.Value, v: ir.Value) -> ir.Value:
-        if isinstance(alpha, Scalar) or alpha != 1:
-            if isinstance(alpha, Scalar):
-                raise Unsupported("symbolic alpha")
+        if packet is aten.rsub:
+            u, v = v, u if alpha == 1 else mul(d, u, scalar(d, alpha))
+        elif alpha != 1:
             v = mul(d, v, scalar(d, alpha))
         return op(d, u, v)
 
     return apply(b, node, [x, y], list(node.args[:2]), Kind.DEFAULT, body)
 
 
-@lowers(aten.relu.default)
-def relu(b: GraphBuilder, node: Any, x: T) -> T:
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(b: GraphBuilder, node: Any, x: Operand, y: Operand, *, rounding_mode: str | None) -> T:
+    body = {None: s.divide, "floor": s.divide_floor, "trunc": s.divide_trunc}[rounding_mode]
+    kind = Kind.DEFAULT if rounding_mode else Kind.INT_TO_FLOAT
+    return apply(b, node, [x, y], list(node.args[:2]), kind, body)
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def pow_scalar(b: GraphBuilder, node: Any, x: T, exponent: Any) -> T:
+    if isinstance(exponent, Scalar):
+        return apply(b, node, [x, exponent], list(node.args), Kind.BOOL_TO_LONG, s.power)
+    return apply(b, node, [x], list(node.args), Kind.BOOL_TO_LONG, lambda d, u: s.power_by(d, u, exponent))
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow_tensor(b: GraphBuilder, node: Any, x: Operand, exponent: T) -> T:
+    return apply(b, node, [x, exponent], list(node.args), Kind.BOOL_TO_LONG, s.power)
+
+
+@lowers(aten.clamp, aten.clamp_min, aten.clamp_max, aten.hardtanh.default)
+def clamp(b: GraphBuilder, node: Any, x: T, *given: Any, **named: Any) -> T:
+    packet = node.target.overloadpacket
+    if packet is aten.hardtanh:
+        given = (*given, -1.0, 1.0)[:2] if not given else (*given, 1.0)[:2]
+    low, high = (*given, None, None)[:2] if packet is not aten.clamp_max else (None, given[0])
+    low, high = named.get("min", named.get("min_val", low)), named.get("max", named.get("max_val", high))
+    raw = [n for n in (*node.args, *node.kwargs.values()) if n is not None]
+
+    def body(d: torch.dtype, u: ir.Value, *limits: ir.Value) -> ir.Value:
+        left = list(limits)
+        u = s.maximum(d, u, left.pop(0)) if low is not None else u
+        return s.minimum(d, u, left.pop(0)) if high is not None else u
+
+    return apply(b, node, [x, *(v for v in (low, high) if v is not None)], raw, Kind.DEFAULT, body)
+
+
+@lowers(aten.where.self)
+def where(b: GraphBuilder, node: Any, condition: T, x: T, y: T) -> T:
+    out = node.meta["val"].dtype
+    return b.pointwise(out_shape(node), [condition, x, y], [torch.bool, out, out], out, out, arith.select)
+
+
+@lowers(aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+def where_scalar(b: GraphBuilder, node: Any, condition: T, x: Operand, y: Operand) -> T:
+    return where(b, node, condition, x, y)  # type: ignore[arg-type]
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(b: GraphBuilder, node: Any, x: T, mask: T, value: Operand) -> T:
+    return where(b, node, mask, value, x)  # type: ignore[arg-type]
+
+
+@lowers(aten.addcmul.default, aten.addcdiv.default)
+def addcmul(b: GraphBuilder, node: Any, x: T, y: T, z: T, *, value: Any = 1) -> T:
+    value = _number(value, "value")
+    op = arith.divf if node.target is aten.addcdiv.default else None
+
+    def body(d: torch.dtype, u: ir.Value, v: ir.Value, w: ir.Value) -> ir.Value:
+        v = v if value == 1 else mul(d, scalar(d, value), v)
+        return add(d, u, op(v, w) if op else mul(d, v, w))
+
+    return apply(b, node, [x, y, z], list(node.args[:3]), Kind.DEFAULT, body)
+
+
+@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(b: GraphBuilder, node: Any, x: T, end: T, weight: Operand) -> T:
+    def body(d: torch.dtype, u: ir.Value, v: ir.Value, w: ir.Value) -> ir.Value:
+        # From the nearer end, so that weight 1 gives the end itself.
+        step = arith.subf(v, u)
+        near = arith.addf(u, arith.mulf(w, step))
+        far = arith.subf(v, arith.mulf(step, arith.subf(scalar(d, 1), w)))
+        return arith.select(s.lt(d, math.absf(w), scalar(d, 0.5)), near, far)
+
+    return apply(b, node, [x, end, weight], list(node.args), Kind.DEFAULT, body)
+
+
+@lowers(aten.round.decimals)
+def round_decimals(b: GraphBuilder, node: Any, x: T, *, decimals: int) -> T:
     def body(d: torch.dtype, u: ir.Value) -> ir.Value:
-        if d.is_floating_point:
-            return arith.maximumf(u, scalar(d, 0))
-        return arith.maxsi(u, scalar(d, 0)) if not is_unsigned(d) else u
+        if not d.is_floating_point:
+            return u
+        ten = scalar(d, 10.0 ** abs(decimals))
+        there, back = (arith.divf, arith.mulf) if decimals < 0 else (arith.mulf, arith.divf)
+        return back(math.roundeven(there(u, ten)), ten)
 
     return apply(b, node, [x], [node.args[0]], Kind.DEFAULT, body)
 
 
-@lowers(aten.gelu.default)
-def gelu(b: GraphBuilder, node: Any, x: T, approximate: str = "none") -> T:
+@lowers(aten.nan_to_num.default)
+def nan_to_num(b: GraphBuilder, node: Any, x: T, nan: Any = None, posinf: Any = None, neginf: Any = None) -> T:
+    if not x.dtype.is_floating_point:
+        return x
+    limits = torch.finfo(x.dtype)
+    high, low = limits.max if posinf is None else posinf, limits.min if neginf is None else neginf
+
     def body(d: torch.dtype, u: ir.Value) -> ir.Value:
-        c = lambda v: scalar(d, v)  # noqa: E731
-        if approximate == "tanh":
-            inner = arith.mulf(c(0.7978845608028654), arith.addf(u, arith.mulf(c(0.044715), arith.mulf(u, arith.mulf(u, u)))))
-            return arith.mulf(arith.mulf(c(0.5), u), arith.addf(c(1), math.tanh(inner)))
-        return arith.mulf(arith.mulf(c(0.5), u), arith.addf(c(1), math.erf(arith.mulf(u, c(0.7071067811865476)))))
+        out = arith.select(s.eq(d, u, scalar(d, float("inf"))), scalar(d, high), u)
+        out = arith.select(s.eq(d, u, scalar(d, float("-inf"))), scalar(d, low), out)
+        return arith.select(s.isnan(d, u), scalar(d, nan or 0.0), out)
 
     return apply(b, node, [x], [node.args[0]], Kind.DEFAULT, body)
+
+
+@lowers(prims.convert_element_type.default)
+def convert_element_type(b: GraphBuilder, node: Any, x: T, dtype: torch.dtype) -> T:
+    return b.convert(x, dtype)
+
+
+@lowers(aten.copy.default)
+def copy(b: GraphBuilder, node: Any, x: T, source: T, non_blocking: bool = False) -> T:
+    return b.expand(b.convert(source, x.dtype), x.shape)

@@ -1,0 +1,54 @@
+"""Which ATen ops AOTAutograd takes apart while it traces."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+# Kept whole, or left to ATen: attention's kernel is one op, and random numbers come from ATen's generator.
+KEEP: tuple[Any, ...] = (
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten.bernoulli,
+    aten.native_dropout,
+    aten.embedding_dense_backward,
+    aten.index_add,
+    aten.index_copy,
+    aten._unsafe_index_put,
+    aten.col2im,
+    aten.repeat_interleave,
+)
+
+# Not among the core ones, but better in parts.
+EXTRA: tuple[Any, ...] = (
+    aten.upsample_bicubic2d.vec,
+    aten.upsample_bicubic2d.default,
+    aten.grid_sampler_2d,
+    aten._fused_rms_norm,
+    aten._fused_rms_norm_backward,
+    aten._fused_dropout,
+    aten.logcumsumexp,
+    aten.tril_indices,
+    aten.triu_indices,
+    aten.native_batch_norm_backward,
+    aten.dist,
+    aten.nanmedian,
+)
+
+
+@functools.cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The table for `aot_autograd(decompositions=...)`: the core ATen one without what we lower as it is."""
+    from torch._decomp import core_aten_decompositions, get_decompositions
+
+    from . import ops  # noqa: F401  (fills LOWERINGS)
+    from .registry import LOWERINGS
+
+    kept = {getattr(packet, overload) for packet in KEEP for overload in packet.overloads()}
+    table = dict(core_aten_decompositions().items())
+    table.update(get_decompositions(EXTRA))
+    return {op: f for op, f in table.items() if op not in LOWERINGS and op not in kept}
