@@ -1,0 +1,228 @@
+"""The common iteration space of a set of fused ops.
+
+Loops of different ops that walk over the same dim of the same values are one *class*: if op C reads at its loop j what
+op P wrote at its loop i, then (P, i) and (C, j) are the same class. A set of ops can be one kernel if, in terms of
+classes, everything that it stores runs over the same space:
+
+    loops         no reduction: all stored values have the same classes
+    rows          reductions: they all reduce the same classes (`inner`), keep the same (`rows`), and whatever else is
+                  stored runs over rows, or over rows and inner
+    contraction   one contraction or convolution, and stored values that run over exactly its parallel classes
+    concat        one tensor.concat of elementwise values
+
+The fusion pass asks whether a set is valid; the vectorizer takes the same classes as its loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from ..dialects.mlir import ir
+from . import structure as st
+
+Loop = tuple[ir.Operation, int]
+
+
+@dataclass
+class Domain:
+    """Classes are small integers. `loops[op][i]` is the class of loop i of an op, None for loops of size one."""
+
+    kind: str
+    sizes: list[Hashable]
+    loops: dict[ir.Operation, list[int | None]]
+    rows: list[int] = field(default_factory=list)
+    inner: list[int] = field(default_factory=list)
+    reductions: list[ir.Operation] = field(default_factory=list)
+    anchor: ir.Operation | None = None
+
+    def classes(self, op: ir.Operation) -> list[int]:
+        return [c for c in self.loops[op] if c is not None]
+
+
+class Invalid(Exception):
+    """These ops cannot be one kernel; the text is the reason, shown by `mlirc dump --stage fusion`."""
+
+
+def result_loops(op: ir.Operation, position: int = 0) -> list[int | None]:
+    """The loop that walks over each dim of a result."""
+    if op.name == "linalg.generic":
+        return st.map_dims(st.maps(op)[len(op.operands) - len(op.results) + position])
+    return list(range(len(st.shape(op.results[position]))))
+
+
+def loop_count(op: ir.Operation) -> int:
+    return len(st.iterators(op)) if op.name == "linalg.generic" else len(st.shape(op.results[0]))
+
+
+def operand_loops(op: ir.Operation) -> list[tuple[ir.Value, list[int | None]]]:
+    """Each tensor operand with the loop that walks over each of its dims (None: not a plain loop)."""
+    if op.name == "linalg.generic":
+        return list(zip(st.inputs(op), [st.map_dims(m) for m in st.maps(op)]))
+    if op.name == "tensor.concat":
+        return [(v, list(range(len(st.shape(v))))) for v in op.operands]
+    return [(v, [None] * len(st.shape(v))) for v in st.inputs(op)]
+
+
+def trace(value: ir.Value, inside: set[ir.Operation]) -> tuple[ir.Value, list[int | None]]:
+    """Follow views back to a value that no view in `inside` makes.
+
+    Returns it, and for each dim of `value` the dim of the root that it is, None where it is none (new unit dims, slices,
+    merged or split dims).
+    """
+    op = st.owner(value)
+    rank = len(st.shape(value))
+    if op is None or op not in inside or st.kind(op) != "view":
+        return value, list(range(rank))
+    root, below = trace(op.operands[0], inside)
+    source = st.shape(op.operands[0])
+    mine = st.shape(value)
+    dims: list[int | None] = [None] * rank
+    if op.name == "linalg.transpose":
+        dims = list(st.integers(op.attributes["permutation"]))
+    elif op.name == "tensor.cast":
+        dims = list(range(rank))
+    elif op.name == "tensor.extract_slice":
+        dims = [d if source[d] == mine[d] and source[d] >= 0 else None for d in range(rank)]
+    else:
+        wide, narrow = (source, mine) if op.name == "tensor.collapse_shape" else (mine, source)
+        for n, group in enumerate(st.reassociation(op)):
+            real = [d for d in group if wide[d] != 1]
+            if len(real) == 1:
+                if op.name == "tensor.collapse_shape":
+                    dims[n] = real[0]
+                else:
+                    dims[real[0]] = n
+    return root, [None if d is None else below[d] for d in dims]
+
+
+def analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st.Shapes) -> Domain:
+    """The domain of a set of ops (in program order) of which `stored` values go to memory.
+
+    Raises Invalid with the reason if the ops cannot be one kernel.
+    """
+    inside = set(ops)
+    real = [op for op in ops if st.kind(op) not in ("view", "aux")]
+    parent: dict[Loop, Loop] = {}
+
+    def find(x: Loop) -> Loop:
+        while parent.setdefault(x, x) != x:
+            parent[x] = parent[parent[x]]
+            x = parent[x]
+        return x
+
+    size_of: dict[Loop, Hashable] = {}
+    for op in real:
+        for i, size in enumerate(loop_sizes(op, shapes)):
+            size_of[op, i] = size
+        for value, loops in operand_loops(op):
+            root, dims = trace(value, inside)
+            producer = st.owner(root)
+            if producer is None or producer not in inside or st.kind(producer) == "aux":
+                continue
+            made = result_loops(producer, list(producer.results).index(root))
+            for mine, d in zip(loops, dims):
+                if mine is not None and d is not None and made[d] is not None:
+                    parent[find((op, mine))] = find((producer, made[d]))  # type: ignore[arg-type]
+
+    number: dict[Loop, int] = {}
+    sizes: list[Hashable] = []
+    loops_of: dict[ir.Operation, list[int | None]] = {}
+    for op in real:
+        row: list[int | None] = []
+        for i in range(loop_count(op)):
+            if size_of[op, i] == 1:
+                row.append(None)
+                continue
+            root_loop = find((op, i))
+            if root_loop not in number:
+                number[root_loop] = len(sizes)
+                sizes.append(size_of[op, i])
+            row.append(number[root_loop])
+            if sizes[row[-1]] is None:  # type: ignore[index]
+                sizes[row[-1]] = size_of[op, i]  # type: ignore[index]
+        if len([c for c in row if c is not None]) != len({c for c in row if c is not None}):
+            raise Invalid("one op walks twice over the same dim")
+        loops_of[op] = row
+    domain = Domain("loops", sizes, loops_of)
+    roots = []
+    for v in stored:
+        root, _ = trace(v, inside)
+        producer = st.owner(root)
+        if producer is not None and producer in inside and producer not in roots:
+            roots.append(producer)
+
+    for op in real:
+        for v in st.captured(op):
+            if st.is_tensor(v):
+                producer = st.owner(trace(v, inside)[0])
+                if producer is not None and producer in inside and st.kind(producer) not in ("elementwise", "aux", "pad"):
+                    raise Invalid("a gather reads what the kernel is still computing")
+    anchors = [op for op in real if st.kind(op) in ("contraction", "convolution")]
+    special = [op for op in real if st.kind(op) in ("concat", "scatter")]
+    domain.reductions = [op for op in real if st.kind(op) == "reduction"]
+    if len(anchors) + len(special) > 1:
+        raise Invalid("two anchors")
+    if anchors:
+        return _contraction(domain, anchors[0], roots)
+    if special:
+        if domain.reductions or roots != special or any(st.kind(o) == "pad" for o in real):
+            raise Invalid(f"{special[0].name} takes only elementwise producers")
+        domain.kind, domain.anchor = st.kind(special[0]), special[0]
+        domain.rows = domain.classes(special[0])
+        return domain
+    if domain.reductions:
+        return _rows(domain, roots)
+    spaces = {frozenset(domain.classes(r)) for r in roots}
+    if len(spaces) > 1:
+        raise Invalid("stored values have different shapes")
+    domain.rows = domain.classes(roots[0]) if roots else []
+    return domain
+
+
+def _contraction(domain: Domain, anchor: ir.Operation, roots: Sequence[ir.Operation]) -> Domain:
+    domain.kind, domain.anchor = st.kind(anchor), anchor
+    iterators = st.iterators(anchor)
+    domain.rows = [c for c, it in zip(domain.loops[anchor], iterators) if it == "parallel" and c is not None]
+    domain.inner = [c for c, it in zip(domain.loops[anchor], iterators) if it == "reduction" and c is not None]
+    if domain.reductions:
+        raise Invalid("a reduction behind a contraction")
+    for op in domain.loops:
+        if st.kind(op) == "pad":
+            raise Invalid("padding around a contraction")
+    for r in roots:
+        if set(domain.classes(r)) != set(domain.rows):
+            raise Invalid("stored value does not have the contraction's shape")
+    return domain
+
+
+def _rows(domain: Domain, roots: Sequence[ir.Operation]) -> Domain:
+    spaces = set()
+    for op in domain.reductions:
+        pairs = list(zip(domain.loops[op], st.iterators(op)))
+        keep = frozenset(c for c, it in pairs if it == "parallel" and c is not None)
+        gone = frozenset(c for c, it in pairs if it == "reduction" and c is not None)
+        spaces.add((keep, gone))
+    if len(spaces) > 1:
+        raise Invalid("reductions over different dims")
+    keep, gone = next(iter(spaces))
+    first = domain.reductions[0]
+    domain.kind = "rows"
+    domain.rows = [c for c in domain.classes(first) if c in keep]
+    domain.inner = [c for c in domain.classes(first) if c in gone]
+    for r in roots:
+        if frozenset(domain.classes(r)) not in (keep, keep | gone):
+            raise Invalid("stored value is neither a row nor a full tensor")
+    return domain
+
+
+def loop_sizes(op: ir.Operation, shapes: st.Shapes) -> list[Hashable]:
+    """The size of each loop of an op."""
+    if op.name != "linalg.generic":
+        return shapes.of(op.results[0])
+    out: list[Hashable] = [None] * len(st.iterators(op))
+    for value, m in zip(op.operands, st.maps(op)):
+        for size, loop in zip(shapes.of(value), st.map_dims(m)):
+            if loop is not None and (out[loop] is None or isinstance(size, int)):
+                out[loop] = size
+    return out

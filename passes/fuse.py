@@ -1,0 +1,222 @@
+"""Choose which ops become one kernel.
+
+    %0 = contraction(%x, %w)                 group 0: contraction, bias, gelu
+    %1 = generic %0 + %bias        ->        group 1: the reductions and elementwise ops of the layer norm
+    %2 = generic gelu(%1)
+    %3 = reduction(%2) ...
+
+Ops are taken in program order; each joins the groups that produce its operands if the union is a valid kernel (see
+`passes.domain`) and no value would have to leave and come back. Values that cost nothing (constants, broadcasts of inputs)
+are copied to each user beforehand. The result is an attribute `mlirc.group` on every op, which `outline` obeys, and a
+reason for every edge that was not fused, as the remark attribute `mlirc.unfused` on the consumer.
+"""
+
+from __future__ import annotations
+
+from ..dialects.mlir import ir
+from . import structure as st
+from .domain import Invalid, analyse, operand_loops
+
+PASS_NAME = "mlirc-fuse"
+MAX_OPS = 64
+FUSIBLE = ("elementwise", "reduction", "contraction", "convolution", "pad", "concat", "scatter")
+
+
+def fuse(function: ir.Operation, shapes: st.Shapes) -> None:
+    """Mark the ops of `function` (tensor-level, one block) with their group number."""
+    block = function.regions[0].blocks[0]
+    duplicate_free_producers(block)
+    _Fusion(block, shapes).run()
+
+
+def duplicate_free_producers(block: ir.Block) -> None:
+    """Give every user its own copy of constants and of broadcasts, so that none of them is stored."""
+    for op in list(block.operations):
+        op = st.operation(op)
+        if st.kind(op) != "elementwise" or not _is_free(op):
+            continue
+        users = []
+        for use in op.results[0].uses:
+            if st.operation(use.owner) not in users:
+                users.append(st.operation(use.owner))
+        for user in users[1:]:
+            place = user
+            while place.parent is not None and st.operation(place.parent) != st.operation(block.owner):
+                place = st.operation(place.parent)
+            copy = op.clone(ip=ir.InsertionPoint(place))
+            for i, v in enumerate(user.operands):
+                if v == op.results[0]:
+                    user.operands[i] = st.operation(copy).results[0]
+
+
+def _is_free(op: ir.Operation) -> bool:
+    """Whether recomputing the op costs no more than loading its result: a constant, or a broadcast copy."""
+    body = [st.operation(o) for o in op.regions[0].blocks[0].operations]
+    if any(st.owner(v) is not None and st.kind(st.owner(v)) not in ("aux", "view") for v in st.tensors_read(op)):  # type: ignore[arg-type]
+        return False
+    if not st.tensors_read(op):
+        return len(body) <= 12
+    return len(body) == 1
+
+
+class _Fusion:
+    def __init__(self, block: ir.Block, shapes: st.Shapes) -> None:
+        self.ops = [st.operation(o) for o in block.operations]
+        self.position = {op: i for i, op in enumerate(self.ops)}
+        self.shapes = shapes
+        self.group_of: dict[ir.Operation, int] = {}
+        self.groups: dict[int, list[ir.Operation]] = {}
+        self.unfused: list[tuple[ir.Operation, str]] = []
+
+    def run(self) -> None:
+        for op in self.ops:
+            if st.kind(op) in FUSIBLE:
+                self._place(op)
+        # Only now: the hash of an op depends on its attributes.
+        for op, reason in self.unfused:
+            op.attributes["mlirc.unfused"] = ir.StringAttr.get(reason)
+        for g, ops in self.groups.items():
+            for op in ops:
+                op.attributes["mlirc.group"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), g)
+
+    def _place(self, op: ir.Operation) -> None:
+        number = self.position[op]
+        self.groups[number] = [op]
+        self.group_of[op] = number
+        candidates = sorted({g for v in st.tensors_read(op) for g in self._producers(v)}, reverse=True)
+        refused = []
+        for g in candidates:
+            reason = self._refusal(number, g, op)
+            if reason:
+                refused.append(reason)
+                continue
+            for member in self.groups[g]:
+                self.group_of[member] = number
+            self.groups[number] = sorted(self.groups.pop(g) + self.groups[number], key=self.position.__getitem__)
+        if refused:
+            self.unfused.append((op, "; ".join(dict.fromkeys(refused))))
+
+    def _producers(self, value: ir.Value) -> list[int]:
+        """The group whose result this is, looking through views."""
+        op = st.owner(value)
+        while op is not None and st.kind(op) == "view":
+            op = st.owner(op.operands[0])
+        return [self.group_of[op]] if op is not None and op in self.group_of else []
+
+    def _refusal(self, current: int, other: int, consumer: ir.Operation) -> str | None:
+        """Why the two groups cannot be one kernel, None if they can."""
+        ops = sorted(self.groups[current] + self.groups[other], key=self.position.__getitem__)
+        if len(ops) > MAX_OPS:
+            return "too many ops"
+        if st.kind(consumer) in ("contraction", "convolution"):
+            return "operands of a contraction are stored"
+        if self._reaches(other, current):
+            return "a value would leave the kernel and come back"
+        window = self._overlaps(consumer, other)
+        if window:
+            return window
+        members, stored = with_views(ops)
+        try:
+            analyse(members, stored, self.shapes)
+        except Invalid as e:
+            return str(e)
+        return None
+
+    def _overlaps(self, consumer: ir.Operation, other: int) -> str | None:
+        """Producers are not recomputed for every position of a window, nor for every element of a broadcast row."""
+        for value, loops in operand_loops(consumer):
+            if other not in self._producers(value):
+                continue
+            if st.kind(consumer) == "reduction" and None in [
+                d for d, s in zip(loops, st.shape(value)) if s != 1
+            ]:
+                return "windows overlap"
+        for value in st.captured(consumer):
+            if st.is_tensor(value) and other in self._producers(value):
+                return "read by a gather"
+        return None
+
+    def _reaches(self, start: int, goal: int) -> bool:
+        """Whether another group depends on `start` and `goal` depends on that one."""
+        stack = []
+        for g in self._inputs(goal):
+            if g != start:
+                stack.append(g)
+        seen = set(stack)
+        while stack:
+            g = stack.pop()
+            if g == start:
+                return True
+            for h in self._inputs(g):
+                if h not in seen:
+                    seen.add(h)
+                    stack.append(h)
+        return False
+
+    def _inputs(self, group: int) -> set[int]:
+        if group not in self.groups:
+            return set()
+        out = set()
+        for op in self.groups[group]:
+            for v in st.tensors_read(op):
+                out.update(self._producers_any(v))
+        out.discard(group)
+        return out
+
+    def _producers_any(self, value: ir.Value) -> list[int]:
+        """Like `_producers`, with calls as groups of their own (negative numbers), followed to what they read."""
+        op = st.owner(value)
+        while op is not None and st.kind(op) == "view":
+            op = st.owner(op.operands[0])
+        if op is None:
+            return []
+        if op in self.group_of:
+            return [self.group_of[op]]
+        if st.kind(op) == "call":
+            return [g for v in op.operands if st.is_tensor(v) for g in self._producers_any(v)]
+        return []
+
+
+def with_views(ops: list[ir.Operation]) -> tuple[list[ir.Operation], list[ir.Value]]:
+    """The group with the views between its members, and the values that others use.
+
+    A view belongs to the group when a member reads it and a member made what it looks at.
+    """
+    members = dict.fromkeys(ops)
+    views: dict[ir.Operation, None] = {}
+
+    def collect(value: ir.Value) -> bool:
+        op = st.owner(value)
+        if op is None:
+            return False
+        if op in members:
+            return True
+        if st.kind(op) != "view" or not collect(op.operands[0]):
+            return False
+        views[op] = None
+        return True
+
+    for op in ops:
+        for v in st.tensors_read(op):
+            collect(v)
+    inside = set(members) | set(views)
+    stored = []
+    for op in ops:
+        for r in op.results:
+            if any(not _uses_stay(st.operation(u.owner), inside) for u in r.uses):
+                stored.append(r)
+    return [*views, *ops], stored
+
+
+def _uses_stay(user: ir.Operation, inside: set[ir.Operation]) -> bool:
+    """Whether a use is by a member; for a view, whether all of its own uses are."""
+    while user not in inside:
+        if user.name == "func.func" or user.parent is None:
+            return False
+        parent = st.operation(user.parent)
+        if parent.name == "func.func":
+            return False
+        user = parent
+    if st.kind(user) == "view":
+        return all(_uses_stay(st.operation(u.owner), inside) for r in user.results for u in r.uses)
+    return True

@@ -1,0 +1,113 @@
+"""Where each tensor of the graph function lies: a root buffer, an offset and strides, all in elements.
+
+Views move nothing. What a kernel or a call produces is row-major; arguments have the strides that their attribute says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..dialects.mlir import ir
+from ..dialects.sizes import Extent, Sizes, normal, parse
+from . import structure as st
+
+
+@dataclass(frozen=True)
+class Layout:
+    root: ir.Value
+    offset: Extent
+    strides: tuple[Extent, ...]
+
+
+class NotAView(Exception):
+    """These dims do not merge: the tensor has to be copied."""
+
+
+def row_major(sizes: Sequence[Extent]) -> tuple[Extent, ...]:
+    strides: list[Extent] = []
+    step: Extent = 1
+    for s in reversed(sizes):
+        strides.append(step)
+        step = normal(step * s)
+    return tuple(reversed(strides))
+
+
+def merges(sizes: Sequence[Extent], strides: Sequence[Extent]) -> bool:
+    """Whether dims, outermost first, are one dim with the last one's stride."""
+    real = [(n, s) for n, s in zip(sizes, strides) if n != 1]
+    return all(normal(a[1] - b[1] * b[0]) == 0 for a, b in zip(real, real[1:]))
+
+
+class Layouts:
+    """Layouts of the values of one function, computed on demand."""
+
+    def __init__(self, function: ir.Operation) -> None:
+        self.sizes = Sizes(function)
+        self.shapes = st.Shapes(
+            self.sizes.expr, parse, lambda xs: normal(_product(xs)), lambda a, b: normal(a + b)  # type: ignore[arg-type, operator]
+        ).arguments(function)
+        self._known: dict[ir.Value, Layout] = {}
+        block = function.regions[0].blocks[0]
+        if "arg_attrs" in function.attributes:
+            for value, attribute in zip(block.arguments, ir.ArrayAttr(function.attributes["arg_attrs"])):
+                if "mlirc.strides" in attribute:
+                    strides = tuple(parse(ir.StringAttr(s).value) for s in attribute["mlirc.strides"])
+                    self._known[value] = Layout(value, 0, strides)
+
+    def of(self, value: ir.Value) -> Layout:
+        """Raises NotAView for a collapse_shape that needs a copy."""
+        if value not in self._known:
+            self._known[value] = self._view(value)
+        return self._known[value]
+
+    def dense(self, value: ir.Value) -> bool:
+        """Whether the value fills its memory row-major from offset 0 of its root."""
+        layout = self.of(value)
+        sizes = self.shapes.of(value)
+        return layout.offset == 0 and all(
+            n == 1 or normal(s - r) == 0 for n, s, r in zip(sizes, layout.strides, row_major(sizes))  # type: ignore[arg-type]
+        )
+
+    def _view(self, value: ir.Value) -> Layout:
+        op = st.owner(value)
+        sizes = self.shapes.of(value)
+        if op is None or st.kind(op) != "view":
+            return Layout(value, 0, row_major(sizes))  # type: ignore[arg-type]
+        source = self.of(op.operands[0])
+        old = self.shapes.of(op.operands[0])
+        match op.name:
+            case "tensor.cast":
+                return Layout(source.root, source.offset, source.strides)
+            case "linalg.transpose":
+                order = st.integers(op.attributes["permutation"])
+                return Layout(source.root, source.offset, tuple(source.strides[d] for d in order))
+            case "tensor.extract_slice":
+                offsets, steps = st.slice_parts(op)
+                offset = source.offset
+                for o, s in zip(offsets, source.strides):
+                    offset = offset + (o if isinstance(o, int) else self.sizes.expr(o)) * s
+                strides = tuple(normal(s * k) for s, k in zip(source.strides, steps))
+                return Layout(source.root, normal(offset), strides)
+            case "tensor.collapse_shape":
+                out: list[Extent] = []
+                for group in st.reassociation(op):
+                    if not merges([old[d] for d in group], [source.strides[d] for d in group]):  # type: ignore[misc]
+                        raise NotAView(str(value.type))
+                    real = [d for d in group if old[d] != 1]
+                    out.append(source.strides[real[-1]] if real else source.strides[group[-1]])
+                return Layout(source.root, source.offset, tuple(out))
+        split: list[Extent] = [1] * len(sizes)
+        for n, group in enumerate(st.reassociation(op)):
+            step = source.strides[n]
+            for d in reversed(group):
+                split[d] = step
+                step = normal(step * sizes[d])  # type: ignore[operator]
+        return Layout(source.root, source.offset, tuple(split))
+
+
+def _product(xs: Sequence[Extent]) -> Extent:
+    out: Extent = 1
+    for x in xs:
+        out = out * x
+    return out

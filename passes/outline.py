@@ -1,0 +1,264 @@
+"""Move every group of fused ops into a function of its own; identical ones become one kernel.
+
+    %4 = contraction %x, %w {mlirc.group = 4}
+    %5 = generic %4, %bias {mlirc.group = 4}        ->        %5 = call @k00_addmm_gelu(%x, %w, %bias)
+
+A kernel is a module with one function, free of everything that says where it came from: equal texts are equal kernels.
+Its arguments are the tensors that it reads, then the sizes and strides that are not constants as `index` values (named
+by `mlirc.name`; `mlirc.sizes`, `mlirc.strides` and `mlirc.result_strides` refer to these names).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..dialects import builders
+from ..dialects.mlir import func, ir
+from ..dialects.sizes import Extent
+from . import structure as st
+from .fuse import with_views
+from .layouts import Layouts
+
+PASS_NAME = "mlirc-outline"
+SYMBOL = "kernel"
+
+
+@dataclass
+class Kernel:
+    """One distinct kernel: its module text with locations (for dumps) and without (for hashing and compiling)."""
+
+    name: str
+    text: str
+    located: str
+    origins: list[str] = field(default_factory=list)
+
+
+def outline(function: ir.Operation, writes: Sequence[int] = ()) -> list[Kernel]:
+    """Replace the groups of `function` by calls; returns the distinct kernels.
+
+    Every call has the attribute `mlirc.kernel` (the index of its kernel) and keeps the fused location of its ops.
+    """
+    return _Outline(function, writes).run()
+
+
+class _Outline:
+    def __init__(self, function: ir.Operation, writes: Sequence[int]) -> None:
+        self.function = function
+        self.block = function.regions[0].blocks[0]
+        self.layouts = Layouts(function)
+        self.kernels: list[Kernel] = []
+        self.by_text: dict[str, int] = {}
+        self.result_strides = self._written(writes)
+
+    def _written(self, writes: Sequence[int]) -> dict[int, ir.Value]:
+        """Argument values by the number that `mlirc.write` says."""
+        tensors = [a for a in self.block.arguments if st.is_tensor(a)]
+        return {w: tensors[w] for w in writes}
+
+    def run(self) -> list[Kernel]:
+        groups: dict[int, list[ir.Operation]] = {}
+        for op in [st.operation(o) for o in self.block.operations]:
+            if "mlirc.group" in op.attributes:
+                groups.setdefault(ir.IntegerAttr(op.attributes["mlirc.group"]).value, []).append(op)
+        for ops in groups.values():
+            self._replace(ops)
+        self._sort()
+        return self.kernels
+
+    def _replace(self, ops: list[ir.Operation]) -> None:
+        members, stored = with_views(ops)
+        position = {st.operation(o): i for i, o in enumerate(self.block.operations)}
+        members.sort(key=position.__getitem__)
+        body = _Body(self, members, stored)
+        index = self._share(body, ops)
+        with ir.InsertionPoint(ops[-1]), ir.Location.fused([o.location for o in ops]):
+            self.layouts.sizes.forget()
+            sizes = [self.layouts.sizes.value(e) for e in body.indices]
+            call = func.CallOp([v.type for v in stored], self.kernels[index].name, [*body.tensors, *sizes])
+        op = st.operation(call)
+        op.attributes["mlirc.kernel"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), index)
+        op.attributes["mlirc.sizes"] = ir.ArrayAttr.get(
+            [ir.ArrayAttr.get([ir.StringAttr.get(str(s)) for s in self.layouts.shapes.of(v)]) for v in stored]
+        )
+        writes = [o.attributes["mlirc.write"] for o in ops if "mlirc.write" in o.attributes]
+        if writes:
+            op.attributes["mlirc.write"] = writes[0]
+        for old, new in zip(stored, op.results):
+            old.replace_all_uses_with(new)
+        for o in reversed(members):
+            if not any(True for r in o.results for _ in r.uses):
+                o.erase()
+
+    def _share(self, body: "_Body", ops: list[ir.Operation]) -> int:
+        text, located = body.texts()
+        names = [_origin(o) for o in ops]
+        if text not in self.by_text:
+            self.by_text[text] = len(self.kernels)
+            name = f"k{len(self.kernels):02d}_{_describe(names)}"
+            self.kernels.append(Kernel(name, text, located))
+        index = self.by_text[text]
+        self.kernels[index].origins += [n for n in names if n]
+        return index
+
+    def _sort(self) -> None:
+        """Put the block in an order in which values are defined before they are used; writes to inputs come last."""
+        operations = [st.operation(o) for o in self.block.operations]
+        last = operations[-1]
+        done: set[ir.Operation] = set()
+
+        def place(op: ir.Operation) -> None:
+            stack = [(op, iter(op.operands))]
+            while stack:
+                current, rest = stack[-1]
+                for v in rest:
+                    producer = st.owner(v)
+                    if producer is not None and producer not in done and producer not in [s for s, _ in stack]:
+                        stack.append((producer, iter(producer.operands)))
+                        break
+                else:
+                    stack.pop()
+                    if current not in done:
+                        done.add(current)
+                        current.move_before(last)
+
+        for op in operations[:-1]:
+            if "mlirc.write" not in op.attributes:
+                place(op)
+        for op in operations[:-1]:
+            place(op)
+
+
+class _Body:
+    """The function of one kernel, cloned from the graph."""
+
+    def __init__(self, outer: _Outline, members: list[ir.Operation], stored: list[ir.Value]) -> None:
+        self.layouts = outer.layouts
+        self.names: dict[Extent, str] = {}
+        self.indices: list[Extent] = []
+        self.tensors = self._external(members)
+        self.strides: list[list[str | int] | None] = []
+        attributes = []
+        for v in self.tensors:
+            layout = self.layouts.of(v)
+            sizes = self._describe(self.layouts.shapes.of(v))  # type: ignore[arg-type]
+            attribute = {}
+            if any(isinstance(s, str) for s in sizes):
+                attribute["mlirc.sizes"] = _texts(sizes)
+            if layout.offset != 0 or not self.layouts.dense(v) or any(isinstance(s, str) for s in sizes[1:]):
+                attribute["mlirc.strides"] = _texts(self._describe(layout.strides))
+            attributes.append(attribute)
+        result_strides = []
+        for v in stored:
+            write = st.owner(v).attributes  # type: ignore[union-attr]
+            sizes = self.layouts.shapes.of(v)
+            strides: Sequence[Extent] = self.layouts.of(v).strides
+            if "mlirc.write" in write:
+                strides = self.layouts.of(outer.result_strides[ir.IntegerAttr(write["mlirc.write"]).value]).strides
+            result_strides.append(_texts(self._describe(strides)))
+        for op in members:
+            for v in (*op.operands, *st.captured(op)):
+                self._collect(v)
+        with ir.Location.unknown():
+            self.module = ir.Module.create()
+            index = ir.IndexType.get()
+            kinds = [v.type for v in self.tensors] + [index] * len(self.indices)
+            with ir.InsertionPoint(self.module.body):
+                f = func.FuncOp(SYMBOL, (kinds, [v.type for v in stored]))
+                named = [{"mlirc.name": ir.StringAttr.get(self.names[e])} for e in self.indices]
+                f.arg_attrs = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in (*attributes, *named)])
+                f.operation.attributes["mlirc.result_strides"] = ir.ArrayAttr.get(result_strides)
+                block = f.add_entry_block()
+        self.map: dict[ir.Value, ir.Value] = dict(zip(self.tensors, block.arguments))
+        self.index_arguments = dict(zip(self.indices, list(block.arguments)[len(self.tensors) :]))
+        with ir.InsertionPoint(block):
+            for op in members:
+                self._clone(op)
+            with ir.Location.unknown():
+                func.ReturnOp([self.map[v] for v in stored])
+
+    def _external(self, members: list[ir.Operation]) -> list[ir.Value]:
+        made = {r for op in members for r in op.results}
+        found: dict[ir.Value, None] = {}
+        for op in members:
+            for v in st.tensors_read(op):
+                producer = st.owner(v)
+                if v not in made and not (producer is not None and st.kind(producer) == "aux"):
+                    found[v] = None
+        return list(found)
+
+    def _describe(self, sizes: Sequence[Extent]) -> list[str | int]:
+        return [s if isinstance(s, int) else self._name(s) for s in sizes]
+
+    def _name(self, expr: Extent) -> str:
+        if expr not in self.names:
+            self.names[expr] = f"n{len(self.indices)}"
+            self.indices.append(expr)
+        return self.names[expr]
+
+    def _collect(self, value: ir.Value) -> None:
+        """Name the index values that will be arguments."""
+        producer = st.owner(value)
+        if isinstance(value.type, ir.IndexType):
+            if producer is None or producer.name != "arith.constant":
+                if producer is None or st.operation(producer.parent).name == "func.func":
+                    self._name(self.layouts.sizes.expr(value))
+        elif producer is not None and st.kind(producer) == "aux" and producer.name != "arith.constant":
+            for v in producer.operands:
+                self._collect(v)
+
+    def _value(self, value: ir.Value) -> ir.Value:
+        if value not in self.map:
+            producer = st.owner(value)
+            if isinstance(value.type, ir.IndexType) and (producer is None or producer.name != "arith.constant"):
+                self.map[value] = self.index_arguments[self.layouts.sizes.expr(value)]
+            else:
+                assert producer is not None, value
+                self._clone(producer)
+        return self.map[value]
+
+    def _clone(self, op: ir.Operation) -> None:
+        needed = [v for v in (*op.operands, *st.captured(op))]
+        mapped = {v: self._value(v) for v in needed}
+        new = st.operation(op.clone())
+        for name in ("mlirc.group", "mlirc.unfused", "mlirc.write"):
+            if name in new.attributes:
+                del new.attributes[name]
+        _remap(new, mapped)
+        for old, result in zip(op.results, new.results):
+            self.map[old] = result
+
+    def texts(self) -> tuple[str, str]:
+        """(without locations, with them)."""
+        op = self.module.operation
+        return op.get_asm(), op.get_asm(enable_debug_info=True)
+
+
+def _remap(op: ir.Operation, mapped: dict[ir.Value, ir.Value]) -> None:
+    for i, v in enumerate(op.operands):
+        if v in mapped:
+            op.operands[i] = mapped[v]
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                _remap(st.operation(inner), mapped)
+
+
+def _texts(values: Sequence[str | int]) -> ir.Attribute:
+    return ir.ArrayAttr.get([ir.StringAttr.get(str(v)) for v in values])
+
+
+def _origin(op: ir.Operation) -> str:
+    """The FX node that an op comes from, by its location."""
+    found = re.search(r'loc\("([\w.]+)"', str(op.location))
+    return found.group(1) if found else ""
+
+
+def _describe(nodes: Sequence[str]) -> str:
+    """`addmm_3, gelu_3` -> `addmm_gelu`."""
+    words = list(dict.fromkeys(re.sub(r"(_\d+|_default|_tensor)+$", "", n) for n in nodes if n))
+    return re.sub(r"\W", "_", "_".join(words[:4])) or "copy"
+
+
+__all__ = ["Kernel", "builders", "outline"]

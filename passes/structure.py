@@ -1,0 +1,223 @@
+"""What the passes ask of linalg ops: kinds, maps, sizes, and where a value comes from through views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from ..dialects.mlir import ir
+
+VIEWS = frozenset(
+    ("tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice", "linalg.transpose", "tensor.cast")
+)
+AUXILIARY = frozenset(("tensor.empty", "linalg.fill", "arith.constant"))
+
+
+def operation(x: object) -> ir.Operation:
+    return x.operation if hasattr(x, "operation") else x  # type: ignore[return-value, attr-defined]
+
+
+def owner(value: ir.Value) -> ir.Operation | None:
+    """The op that defines a value, None for block arguments."""
+    o = value.owner
+    return None if isinstance(o, ir.Block) else operation(o)
+
+
+def is_tensor(value: ir.Value) -> bool:
+    return isinstance(value.type, ir.RankedTensorType)
+
+
+def kind(op: ir.Operation) -> str:
+    """`view`, `elementwise`, `reduction`, `contraction`, `convolution`, `pad`, `concat`, `call`, `return` or `aux`."""
+    name = op.name
+    if name in VIEWS:
+        return "view"
+    if name == "linalg.generic":
+        if "mlirc.kind" in op.attributes:
+            return ir.StringAttr(op.attributes["mlirc.kind"]).value
+        return "reduction" if "reduction" in iterators(op) else "elementwise"
+    if name == "mlirc.scatter":
+        return "scatter"
+    return {"tensor.pad": "pad", "tensor.concat": "concat", "func.call": "call", "func.return": "return"}.get(name, "aux")
+
+
+_ITERATOR_CACHE: dict[str, list[str]] = {}
+
+
+def iterators(op: ir.Operation) -> list[str]:
+    """`parallel` or `reduction` for each loop of a linalg.generic."""
+    text = str(op.attributes["iterator_types"])
+    if text not in _ITERATOR_CACHE:
+        _ITERATOR_CACHE[text] = ["reduction" if "reduction" in t else "parallel" for t in text.split(",")] if "<" in text else []
+    return _ITERATOR_CACHE[text]
+
+
+def maps(op: ir.Operation) -> list[ir.AffineMap]:
+    return [ir.AffineMapAttr(a).value for a in ir.ArrayAttr(op.attributes["indexing_maps"])]
+
+
+def map_dims(m: ir.AffineMap) -> list[int | None]:
+    """Loop number of each result of a map, None where the result is not a plain loop."""
+    out: list[int | None] = []
+    for e in m.results:
+        out.append(ir.AffineDimExpr(e).position if isinstance(e, ir.AffineDimExpr) else None)
+    return out
+
+
+def inputs(op: ir.Operation) -> list[ir.Value]:
+    """The tensors that an op reads: inputs of a generic (without its init), the source of a view, ..."""
+    if op.name == "linalg.generic":
+        return list(op.operands)[: -len(op.results)]
+    if op.name == "linalg.transpose":
+        return [op.operands[0]]
+    return [o for o in op.operands if is_tensor(o)]
+
+
+def captured(op: ir.Operation) -> list[ir.Value]:
+    """Values from outside that the regions of an op use."""
+    inside: set[ir.Value] = set()
+    out: dict[ir.Value, None] = {}
+    for region in op.regions:
+        for block in region.blocks:
+            inside.update(block.arguments)
+            for inner in block.operations:
+                o = operation(inner)
+                for v in o.operands:
+                    if v not in inside:
+                        out[v] = None
+                for v in captured(o):
+                    if v not in inside:
+                        out[v] = None
+                inside.update(o.results)
+    return list(out)
+
+
+def tensors_read(op: ir.Operation) -> list[ir.Value]:
+    """All tensors that an op reads, those of its region included, but not inits."""
+    return [*inputs(op), *(v for v in captured(op) if is_tensor(v))]
+
+
+def integers(attribute: ir.Attribute) -> list[int]:
+    """A dense i64 array attribute as a list."""
+    return list(ir.DenseI64ArrayAttr(attribute))
+
+
+def reassociation(op: ir.Operation) -> list[list[int]]:
+    """The groups of expanded dims of a collapse_shape or expand_shape."""
+    return [[ir.IntegerAttr(i).value for i in ir.ArrayAttr(g)] for g in ir.ArrayAttr(op.attributes["reassociation"])]
+
+
+def shape(value: ir.Value) -> list[int]:
+    """Static sizes of a tensor, ShapedType's marker where dynamic."""
+    return list(value.type.shape)  # type: ignore[attr-defined]
+
+
+@dataclass
+class Shapes:
+    """Sizes of tensor values as ints or as hashable stand-ins for dynamic ones; equal stand-ins are equal sizes.
+
+    `leaf` turns an `index` value into a stand-in, `named` the text in an attribute. Sizes that are not known this way
+    (a product of dynamic dims that nobody has computed) are None, unless `multiply` is given.
+    """
+
+    leaf: Callable[[ir.Value], Hashable]
+    named: Callable[[str], Hashable]
+    multiply: Callable[[Sequence[Hashable]], Hashable] | None = None
+    add: Callable[[Hashable, Hashable], Hashable] | None = None
+
+    def __post_init__(self) -> None:
+        self._known: dict[ir.Value, list[Hashable]] = {}
+        self._arguments: dict[ir.Value, list[str]] = {}
+
+    def arguments(self, function: ir.Operation) -> "Shapes":
+        """Read `mlirc.sizes` of the function's tensor arguments."""
+        block = function.regions[0].blocks[0]
+        if "arg_attrs" in function.attributes:
+            for value, attribute in zip(block.arguments, ir.ArrayAttr(function.attributes["arg_attrs"])):
+                if "mlirc.sizes" in attribute:
+                    self._known[value] = [self.named(ir.StringAttr(s).value) for s in attribute["mlirc.sizes"]]
+        return self
+
+    def of(self, value: ir.Value) -> list[Hashable]:
+        if value not in self._known:
+            static = shape(value)
+            if any(s < 0 for s in static):
+                self._known[value] = [s if s >= 0 else d for s, d in zip(static, self._dynamic(value))]
+            else:
+                self._known[value] = list(static)
+        return self._known[value]
+
+    def _dynamic(self, value: ir.Value) -> list[Hashable]:
+        op = owner(value)
+        static = shape(value)
+        if op is None:
+            return [None] * len(static)
+        position = list(op.results).index(value)
+
+        def fill(values: Sequence[ir.Value]) -> list[Hashable]:
+            left = [self.leaf(v) for v in values]
+            return [s if s >= 0 else left.pop(0) for s in static]
+
+        match op.name:
+            case "tensor.empty":
+                return fill(list(op.operands))
+            case "linalg.fill" | "linalg.transpose" | "mlirc.scatter":
+                return self.of(op.operands[0] if op.name == "mlirc.scatter" else op.operands[len(op.operands) - 1])
+            case "linalg.generic":
+                return self.of(op.operands[len(op.operands) - len(op.results) + position])
+            case "tensor.cast":
+                return self.of(op.operands[0])
+            case "tensor.expand_shape":
+                return fill(list(op.operands)[1:])
+            case "tensor.collapse_shape":
+                source = self.of(op.operands[0])
+                return [self._product([source[i] for i in g]) for g in reassociation(op)]
+            case "tensor.extract_slice":
+                n = [sum(s < 0 for s in integers(op.attributes[a])) for a in ("static_offsets", "static_sizes")]
+                full = integers(op.attributes["static_sizes"])
+                left = [self.leaf(v) for v in list(op.operands)[1 + n[0] : 1 + n[0] + n[1]]]
+                sizes = [s if s >= 0 else left.pop(0) for s in full]
+                return sizes if len(sizes) == len(static) else [None] * len(static)
+            case "tensor.pad":
+                source = self.of(op.operands[0])
+                low, high = pads(op)
+                sizes = []
+                for s, lo, hi in zip(source, low, high):
+                    lo, hi = (p if isinstance(p, int) else self.leaf(p) for p in (lo, hi))
+                    sizes.append(self._sum(self._sum(s, lo), hi))
+                return sizes
+        if "mlirc.sizes" in op.attributes:
+            texts = ir.ArrayAttr(op.attributes["mlirc.sizes"])
+            if op.name == "func.call":
+                texts = ir.ArrayAttr(texts[position])
+            return [self.named(ir.StringAttr(t).value) for t in texts]
+        return [None] * len(static)
+
+    def _product(self, sizes: Sequence[Hashable]) -> Hashable:
+        dynamic = [s for s in sizes if s != 1]
+        if len(dynamic) <= 1:
+            return dynamic[0] if dynamic else 1
+        return self.multiply(sizes) if self.multiply and None not in sizes else None
+
+    def _sum(self, a: Hashable, b: Hashable) -> Hashable:
+        if b == 0:
+            return a
+        if isinstance(a, int) and isinstance(b, int):
+            return a + b
+        return self.add(a, b) if self.add and a is not None and b is not None else None
+
+
+def pads(op: ir.Operation) -> tuple[list[int | ir.Value], list[int | ir.Value]]:
+    """Low and high padding of a tensor.pad, ints or index values."""
+    left = list(op.operands)[1:]
+    out = []
+    for name in ("static_low", "static_high"):
+        out.append([s if s >= 0 else left.pop(0) for s in integers(op.attributes[name])])
+    return out[0], out[1]
+
+
+def slice_parts(op: ir.Operation) -> tuple[list[int | ir.Value], list[int]]:
+    """Offsets and steps of a tensor.extract_slice."""
+    static = integers(op.attributes["static_offsets"])
+    left = list(op.operands)[1:]
+    return [s if s >= 0 else left.pop(0) for s in static], integers(op.attributes["static_strides"])
