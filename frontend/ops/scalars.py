@@ -10,7 +10,7 @@ import torch
 from ...dialects.mlir import arith, cf, ir, math
 from ..dtypes import is_unsigned, scalar
 
-F, I = arith.CmpFPredicate, arith.CmpIPredicate
+FLOAT, INT = arith.CmpFPredicate, arith.CmpIPredicate
 Value = ir.Value
 
 
@@ -39,9 +39,9 @@ def compare(predicate: str):  # type: ignore[no-untyped-def]
 
     def body(d: torch.dtype, x: Value, y: Value) -> Value:
         if d.is_floating_point:
-            return arith.cmpf(F.UNE if predicate == "ne" else getattr(F, "O" + predicate.upper()), x, y)
+            return arith.cmpf(FLOAT.UNE if predicate == "ne" else getattr(FLOAT, "O" + predicate.upper()), x, y)
         sign = "" if predicate in ("eq", "ne") else "u" if is_unsigned(d) else "s"
-        return arith.cmpi(getattr(I, sign + predicate), x, y)
+        return arith.cmpi(getattr(INT, sign + predicate), x, y)
 
     return body
 
@@ -93,7 +93,7 @@ def signbit(d: torch.dtype, x: Value) -> Value:
 
 
 def isnan(d: torch.dtype, x: Value) -> Value:
-    return arith.cmpf(F.UNO, x, x) if d.is_floating_point else scalar(torch.bool, False)
+    return arith.cmpf(FLOAT.UNO, x, x) if d.is_floating_point else scalar(torch.bool, False)
 
 
 def isinf(d: torch.dtype, x: Value) -> Value:
@@ -203,14 +203,14 @@ def _opposite(d: torch.dtype, rest: Value, y: Value) -> Value:
 
 def shift_left(d: torch.dtype, x: Value, n: Value) -> Value:
     """0 where the amount is negative or not below the width."""
-    inside = arith.cmpi(I.ult, n, scalar(d, d.itemsize * 8))
+    inside = arith.cmpi(INT.ult, n, scalar(d, d.itemsize * 8))
     return arith.select(inside, arith.shli(x, arith.select(inside, n, scalar(d, 0))), scalar(d, 0))
 
 
 def shift_right(d: torch.dtype, x: Value, n: Value) -> Value:
     """Arithmetic for signed integers; an amount out of range leaves only the sign."""
     bits = d.itemsize * 8
-    inside = arith.cmpi(I.ult, n, scalar(d, bits))
+    inside = arith.cmpi(INT.ult, n, scalar(d, bits))
     if is_unsigned(d):
         return arith.select(inside, arith.shrui(x, arith.select(inside, n, scalar(d, 0))), scalar(d, 0))
     return arith.shrsi(x, arith.select(inside, n, scalar(d, bits - 1)))

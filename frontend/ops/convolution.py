@@ -1,0 +1,297 @@
+"""Convolutions as sums of products over channels-last tensors, with a permutation in front and behind.
+
+    x [N, C, H, W]  ->  [N, H, W, C] (padded)          w [O, C/G, KH, KW]  ->  [KH, KW, C/G, O]
+    y[n, h, w, o] = sum over kh, kw, c of x[n, h*s + kh*d, w*s + kw*d, c] * w[kh, kw, c, o]
+
+With G groups, C and O are split into (G, C/G) and (G, O/G); a depthwise convolution has no loop over c. Permutations are
+views, so a channels-last input is read as it lies in memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...dialects.mlir import arith, ir, tensor
+from ..dtypes import compute_dtype
+from ..graph_builder import Extent, GraphBuilder, T, normal, same
+from ..registry import Unsupported, lowers
+from .padding import extent, pad_or_crop
+from .pointwise import add
+
+aten = torch.ops.aten
+Ints = Sequence[int]
+
+
+def channels_last(b: GraphBuilder, x: T) -> T:
+    """[N, C, *spatial] -> [N, *spatial, C], a view."""
+    return b.permute(x, [0, *range(2, x.rank), 1])
+
+
+def channels_first(b: GraphBuilder, x: T) -> T:
+    """[N, *spatial, C] -> [N, C, *spatial], a view."""
+    return b.permute(x, [0, x.rank - 1, *range(1, x.rank - 1)])
+
+
+def pad_spatial(b: GraphBuilder, x: T, low: Sequence[Extent], high: Sequence[Extent], value: float = 0) -> T:
+    """Pad the spatial dims of a channels-last tensor."""
+    return pad_or_crop(b, x, [0, *low, 0], [0, *high, 0], value)
+
+
+class _Loops:
+    """Loop numbers of a convolution: n, positions, group, output channel; then the kernel's, input channel."""
+
+    def __init__(self, spatial: int, groups: int, inner: Extent, outer: Extent, reduced: str) -> None:
+        # A channel dim of size one needs no loop when there are groups.
+        self.grouped = groups > 1
+        self.has_in = not (self.grouped and same(inner, 1))
+        self.has_out = not (self.grouped and same(outer, 1))
+        r = spatial
+        names = ["n", *(f"p{i}" for i in range(r)), *"g" * self.grouped, *"o" * self.has_out]
+        names += [*(f"k{i}" for i in range(r)), *"c" * self.has_in]
+        if reduced == "positions":  # the gradient of the weight: kernel, channels; then n, positions
+            names = [*(f"k{i}" for i in range(r)), *"g" * self.grouped, *"c" * self.has_in, *"o" * self.has_out]
+            names += ["n", *(f"p{i}" for i in range(r))]
+        summed = {"n", *(f"p{i}" for i in range(r))} if reduced == "positions" else {"c", *(f"k{i}" for i in range(r))}
+        self.names = names
+        self.iterators = "".join("r" if x in summed else "p" for x in names)
+
+    def map(self, dims: Sequence[str], spatial: dict[str, tuple[str, int, int]] | None = None) -> ir.AffineMap:
+        """The map to the named dims; `spatial` gives `position * stride + kernel * dilation` under a name."""
+        exprs = []
+        for d in dims:
+            if spatial and d in spatial:
+                k, stride, dilation = spatial[d]
+                exprs.append(self._dim(d) * stride + self._dim(k) * dilation)
+            elif d in self.names:
+                exprs.append(self._dim(d))
+        return ir.AffineMap.get(len(self.names), 0, exprs)
+
+    def _dim(self, name: str) -> ir.AffineExpr:
+        return ir.AffineDimExpr.get(self.names.index(name))
+
+
+def _groups(b: GraphBuilder, x: T, dim: int, groups: int) -> T:
+    """Split a channel dim into (group, channel of the group), the latter dropped where it is one."""
+    if groups == 1:
+        return x
+    inner = normal(x.shape[dim] // groups)
+    return b.reshape(x, [*x.shape[:dim], groups, *([] if same(inner, 1) else [inner]), *x.shape[dim + 1 :]])
+
+
+def _weight(b: GraphBuilder, w: T, groups: int) -> T:
+    """[O, C/G, *K] -> [*K, (G,) (C/G,) (O/G)], a view."""
+    r = w.rank - 2
+    outer, inner = normal(w.shape[0] // groups), w.shape[1]
+    if groups == 1:
+        return b.permute(w, [*range(2, w.rank), 1, 0])
+    names = "go"[: 1 + (not same(outer, 1))]
+    w = _groups(b, w, 0, groups)
+    if same(inner, 1):
+        w = b.reshape(w, [*w.shape[: len(names)], *w.shape[len(names) + 1 :]])
+    else:
+        names += "c"
+    order = [*range(len(names), len(names) + r), 0, *(names.index(c) for c in "co" if c in names)]
+    return b.permute(w, order)
+
+
+def _correlate(
+    b: GraphBuilder, x: T, w: T, stride: Ints, dilation: Ints, groups: int, channels: Extent, out: Sequence[Extent]
+) -> T:
+    """The convolution of a padded [N, *S, C] and a weight as `_weight` gives it; result [N, *out, O], accumulated."""
+    r = len(out)
+    inner, outer = normal(x.shape[-1] // groups), normal(channels // groups)
+    loops = _Loops(r, groups, inner, outer, "kernel")
+    kernels, places = [f"k{i}" for i in range(r)], [f"p{i}" for i in range(r)]
+    spatial = {p: (k, s, d) for p, k, s, d in zip(places, kernels, stride, dilation)}
+    maps = [
+        loops.map(["n", *places, "g", "c"], spatial),
+        loops.map([*kernels, "g", "c", "o"]),
+        loops.map(["n", *places, "g", "o"]),
+    ]
+    shape = [x.shape[0], *out, *([groups] if groups > 1 else []), *([outer] if loops.has_out else [])]
+    y = b.multiply_reduce(_groups(b, x, r + 1, groups), w, maps, loops.iterators, shape, compute_dtype(x.dtype), "convolution")
+    return b.reshape(y, [x.shape[0], *out, channels])
+
+
+def _weight_gradient(
+    b: GraphBuilder, x: T, grad: T, kernel: Sequence[Extent], stride: Ints, dilation: Ints, groups: int
+) -> T:
+    """Sum over n and positions of x[n, p*s + k*d, c] * grad[n, p, o], both channels-last and x padded: [O, C/G, *K]."""
+    r = len(kernel)
+    channels = grad.shape[-1]
+    inner, outer = normal(x.shape[-1] // groups), normal(channels // groups)
+    loops = _Loops(r, groups, inner, outer, "positions")
+    kernels, places = [f"k{i}" for i in range(r)], [f"p{i}" for i in range(r)]
+    spatial = {p: (k, s, d) for p, k, s, d in zip(places, kernels, stride, dilation)}
+    maps = [
+        loops.map(["n", *places, "g", "c"], spatial),
+        loops.map(["n", *places, "g", "o"]),
+        loops.map([*kernels, "g", "c", "o"]),
+    ]
+    split = ([groups] if groups > 1 else []) + ([inner] if loops.has_in else []) + ([outer] if loops.has_out else [])
+    x, grad = _groups(b, x, r + 1, groups), _groups(b, grad, r + 1, groups)
+    w = b.multiply_reduce(x, grad, maps, loops.iterators, [*kernel, *split], compute_dtype(x.dtype), "convolution")
+    w = b.reshape(w, [*kernel, groups, inner, outer])
+    w = b.permute(w, [r, r + 2, r + 1, *range(r)])
+    return b.reshape(w, [channels, inner, *kernel])
+
+
+def _transposed(
+    b: GraphBuilder, x: T, w: T, stride: Ints, padding: Ints, dilation: Ints, groups: int, out: Sequence[Extent]
+) -> T:
+    """The transposed convolution of [N, *S, C] and w [C, O/G, *K]; result [N, *out, O], accumulated.
+
+    With stride s, the outputs p = s*q + phase see only every s-th tap of the kernel: each phase is a plain convolution
+    with stride 1, and the phases are interleaved. No multiplication by stuffed-in zeros.
+    """
+    r = len(out)
+    kernel = w.shape[2:]
+    channels = normal(w.shape[1] * groups)
+    if groups == 1 and list(stride) == list(kernel) and _exact(x, out, stride) and not any(padding):
+        # Kernels that do not overlap: every input element makes a block of outputs.
+        p, k = "hwd"[:r], "abc"[:r]
+        blocks = "".join(i + j for i, j in zip(p, k))
+        sizes = [s for pair in zip(x.shape[1:], kernel) for s in pair]
+        y = b.contract(x, w, (f"n{p}i", f"io{k}", f"n{blocks}o"), [x.shape[0], *sizes, channels])
+        return b.reshape(y, [x.shape[0], *out, channels])
+    if any(s > 1 and d > 1 for s, d in zip(stride, dilation)):
+        raise Unsupported("transposed convolution with both stride and dilation")
+    if not all(isinstance(k, int) for k in kernel):
+        raise Unsupported("kernel size known only at run time")
+    counts = [normal((o + s - 1) // s) for o, s in zip(out, stride)]
+    parts = []
+    for phase in itertools.product(*(range(s) for s in stride)):
+        first = [(f + p) % s for f, p, s in zip(phase, padding, stride)]
+        taps = [max(0, -(-(k - f) // s)) for k, f, s in zip(kernel, first, stride)]  # type: ignore[operator]
+        if 0 in taps:
+            parts.append(b.full([x.shape[0], *counts, channels], compute_dtype(x.dtype), 0))
+            continue
+        step = [s if s > 1 else 1 for s in stride]
+        low = [(t - 1) * d - (f + p) // s for t, d, f, p, s in zip(taps, dilation, phase, padding, stride)]
+        need = [c + (t - 1) * d for c, t, d in zip(counts, taps, dilation)]
+        high = [normal(n - l - s) for n, l, s in zip(need, low, x.shape[1:])]
+        if not all(isinstance(h, int) for h in high):
+            # Whether to pad or to crop is known only at run time: pad by what is always enough, then crop.
+            high = [k for k in kernel]
+            sizes = [x.shape[0], *need, x.shape[-1]]
+            padded = b.slice(pad_spatial(b, x, low, high), [0] * (r + 2), sizes, [1] * (r + 2))
+        else:
+            padded = pad_spatial(b, x, low, high)
+        parts.append(
+            _correlate(b, padded, _flipped(b, w, groups, first, step, taps), [1] * r, dilation, groups, channels, counts)
+        )
+    return _interleave(b, parts, stride, out)
+
+
+def _exact(x: T, out: Sequence[Extent], stride: Ints) -> bool:
+    return all(same(s * f, o) for s, f, o in zip(x.shape[1:], stride, out))
+
+
+def _flipped(b: GraphBuilder, w: T, groups: int, first: Ints, step: Ints, taps: Ints) -> T:
+    """Taps `first + step * (taps - 1 - j)` of w [C, O/G, *K], as a convolution's weight [*K, (G,) (C/G,) (O/G)]."""
+    inner, outer = normal(w.shape[0] // groups), w.shape[1]
+    names = [*"g" * (groups > 1), *"c" * (groups == 1 or not same(inner, 1)), *"o" * (groups == 1 or not same(outer, 1))]
+    sizes = {"g": groups, "c": inner, "o": outer}
+    r = len(taps)
+
+    def body(at: list[ir.Value]) -> ir.Value:
+        zero = b.index(0)
+        place = {n: at[r + i] for i, n in enumerate(names)}
+        channel = place.get("c", zero)
+        if groups > 1:
+            channel = arith.addi(arith.muli(place["g"], b.index(inner)), channel)
+        k = [
+            arith.subi(b.index(f + s * (t - 1)), arith.muli(i, b.index(s)) if s > 1 else i)
+            for i, f, s, t in zip(at, first, step, taps)
+        ]
+        return tensor.extract(w.value, [channel, place.get("o", zero), *k])
+
+    if list(taps) == [1] * r and list(first) == [0] * r and list(w.shape[2:]) == [1] * r:
+        return _weight(b, _swap(b, w, groups), groups)
+    return b.from_indices([*taps, *(sizes[n] for n in names)], [], w.dtype, body)
+
+
+def _swap(b: GraphBuilder, w: T, groups: int) -> T:
+    """[C, O/G, *K] -> [O, C/G, *K]"""
+    inner, outer, kernel = normal(w.shape[0] // groups), w.shape[1], w.shape[2:]
+    w = b.permute(b.reshape(w, [groups, inner, outer, *kernel]), [0, 2, 1, *range(3, 3 + len(kernel))])
+    return b.reshape(w, [normal(groups * outer), inner, *kernel])
+
+
+def _interleave(b: GraphBuilder, parts: list[T], stride: Ints, out: Sequence[Extent]) -> T:
+    """Phases [N, *counts, O], the last dim's phase running fastest, to [N, *out, O]."""
+    if len(parts) > 1:
+        counts = parts[0].shape[1:-1]
+        n, o = parts[0].shape[0], parts[0].shape[-1]
+        parts = [b.reshape(p, [n, *(s for c in counts for s in (c, 1)), o]) for p in parts]
+        for d in reversed(range(len(stride))):
+            parts = [b.concat(parts[i : i + stride[d]], 2 * d + 2) for i in range(0, len(parts), stride[d])]
+        parts = [b.reshape(parts[0], [n, *(normal(c * s) for c, s in zip(counts, stride)), o])]
+    (y,) = parts
+    shape = [y.shape[0], *out, y.shape[-1]]
+    if all(same(a, c) for a, c in zip(y.shape, shape)):
+        return y
+    return b.slice(y, [0] * y.rank, shape, [1] * y.rank)
+
+
+def _per_dim(values: Ints, rank: int) -> list[int]:
+    values = [extent(v) for v in values]  # type: ignore[misc]
+    if not all(isinstance(v, int) for v in values):
+        raise Unsupported("stride, padding or dilation known only at run time")
+    return list(values) * rank if len(values) == 1 else list(values)
+
+
+@lowers(aten.convolution.default)
+def convolution(
+    b: GraphBuilder, node: Any, x: T, w: T, bias: T | None, stride: Ints, padding: Ints, dilation: Ints, transposed: bool,
+    output_padding: Ints, groups: int,
+) -> T:  # fmt: skip
+    r = x.rank - 2
+    out = node.meta["val"]
+    if r < 1 or w.rank != x.rank:
+        raise Unsupported("convolution without a batch or spatial dim")
+    stride, padding, dilation = _per_dim(stride, r), _per_dim(padding, r), _per_dim(dilation, r)
+    channels, *spatial = [normal(s) for s in out.shape[1:]]
+    last = channels_last(b, x)
+    if transposed:
+        y = _transposed(b, last, w, stride, padding, dilation, groups, spatial)
+    else:
+        last = pad_spatial(b, last, padding, padding)
+        y = _correlate(b, last, _weight(b, w, groups), stride, dilation, groups, channels, spatial)
+    if bias is not None:
+        d = y.dtype
+        y = b.pointwise(y.shape, [y, bias], d, d, out.dtype, lambda u, v: add(d, u, v))
+    return channels_first(b, b.convert(y, out.dtype))
+
+
+@lowers(aten.convolution_backward.default)
+def convolution_backward(
+    b: GraphBuilder, node: Any, grad: T, x: T, w: T, bias_sizes: Any, stride: Ints, padding: Ints, dilation: Ints,
+    transposed: bool, output_padding: Ints, groups: int, output_mask: Sequence[bool],
+) -> list[T | None]:  # fmt: skip
+    r = x.rank - 2
+    if r < 1 or w.rank != x.rank:
+        raise Unsupported("convolution without a batch or spatial dim")
+    stride, padding, dilation = _per_dim(stride, r), _per_dim(padding, r), _per_dim(dilation, r)
+    g, last = channels_last(b, grad), channels_last(b, x)
+    out: list[T | None] = [None, None, None]
+    if output_mask[0]:
+        spatial = last.shape[1:-1]
+        if transposed:
+            padded = pad_spatial(b, g, padding, padding)
+            y = _correlate(b, padded, _weight(b, w, groups), stride, dilation, groups, x.shape[1], spatial)
+        else:
+            y = _transposed(b, g, w, stride, padding, dilation, groups, spatial)
+        out[0] = channels_first(b, b.convert(y, x.dtype))
+    if output_mask[1]:
+        big, small = (g, last) if transposed else (last, g)
+        big = pad_spatial(b, big, padding, padding)
+        out[1] = b.convert(_weight_gradient(b, big, small, w.shape[2:], stride, dilation, groups), w.dtype)
+    if output_mask[2]:
+        total = b.reduce(g, range(g.rank - 1), "add", False)
+        out[2] = b.convert(total, grad.dtype)
+    return out
