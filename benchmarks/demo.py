@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,9 +81,6 @@ def _measure(name: str, backend: str, seconds: float, advance: Callable[[str], N
 
 def _report(row: Row, module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     """Fill in what mlirc.explain says; its kernels come out of the cache by now."""
-    import contextlib
-    import io
-
     import torch
 
     import mlirc
@@ -91,6 +90,20 @@ def _report(row: Row, module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         report = mlirc.explain(module, *args, **kwargs)
     row.aten = dict(report.aten_calls)
     row.kernels = len(report.kernels)
+
+
+@contextlib.contextmanager
+def _option(pair: str) -> Iterator[None]:
+    """Add an option to MLIRC_OPTIONS for a while."""
+    given = os.environ.get("MLIRC_OPTIONS")
+    os.environ["MLIRC_OPTIONS"] = ",".join(filter(None, [given, pair]))
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ["MLIRC_OPTIONS"]
+        else:
+            os.environ["MLIRC_OPTIONS"] = given
 
 
 def _table(rows: list[Row], backend: str) -> Table:
@@ -126,9 +139,7 @@ def main(models: str, backend: str, seconds: float, threads: int) -> None:
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
     )  # fmt: skip
     # A kernel cache of its own: compile seconds are those of a first run, every time.
-    with tempfile.TemporaryDirectory(prefix="mlirc-demo-") as cache, bar:
-        given = os.environ.get("MLIRC_OPTIONS", "")
-        os.environ["MLIRC_OPTIONS"] = ",".join(filter(None, [given, f"cache_dir={cache}"]))
+    with tempfile.TemporaryDirectory(prefix="mlirc-demo-") as cache, _option(f"cache_dir={cache}"), bar:
         task = bar.add_task("importing torch", total=STEPS * len(names))
         import torch
 
@@ -153,7 +164,8 @@ def main(models: str, backend: str, seconds: float, threads: int) -> None:
     for row in rows:
         if row.failure:
             console.print(f"\n{row.title}: {row.failure}", markup=False)
-    console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; right = torch._dynamo.utils.same against fp64", markup=False)
+    machine = f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+    console.print(f"{machine}; right = torch._dynamo.utils.same against fp64", markup=False)
     sys.exit(0 if all(row.same for row in rows) else 1)
 
 

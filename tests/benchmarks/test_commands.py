@@ -1,0 +1,88 @@
+"""The benchmark commands: what they print, their exit codes, and what a failing backend does to them. Nothing depends on a timing."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch._dynamo.backends.registry import register_backend
+
+from mlirc.benchmarks import demo, measure, models, suite, verdict
+from mlirc.tests import models as small
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """A benchmark model that takes no time."""
+    monkeypatch.setitem(models.MODELS, "tiny", small.mlp)
+    monkeypatch.delenv("MLIRC_OPTIONS", raising=False)
+
+
+def _wrong(gm, example_inputs):
+    return lambda *inputs: [x * 1.1 for x in gm(*inputs)]
+
+
+def _failing(gm, example_inputs):
+    raise RuntimeError("cannot do that")
+
+
+register_backend(_wrong, name="mlirc_test_wrong")
+register_backend(_failing, name="mlirc_test_failing")
+
+
+@pytest.mark.parametrize("backend, code, text", [("eager", 0, "yes"), ("mlirc_test_wrong", 1, "NO"), ("mlirc_test_failing", 1, "cannot do that")])
+def test_demo(tiny, backend, code, text):
+    result = CliRunner().invoke(demo.main, ["--models", "tiny", "--backend", backend, "--seconds", "0"])
+    assert result.exit_code == code, result.output
+    assert text in result.output
+    assert "MLIRC_OPTIONS" not in os.environ
+
+
+def test_demo_leaves_other_models_alone(tiny):
+    result = CliRunner().invoke(demo.main, ["--models", "no_such_model,tiny", "--backend", "eager", "--seconds", "0"])
+    assert result.exit_code == 1
+    assert "no model 'no_such_model'" in result.output
+    assert "yes" in result.output
+
+
+def test_suite_rows(tiny):
+    rows = suite.run_case("tiny", "bf16", torch.get_num_threads(), ["eager", "mlirc_test_failing", "mlirc_test_wrong", "aot_eager"], 0.01)
+    by_name = {row["backend"]: row for row in rows}
+    assert by_name["eager"]["same"] and by_name["aot_eager"]["same"]
+    assert not by_name["mlirc_test_wrong"]["same"]
+    assert "cannot do that" in by_name["mlirc_test_failing"]["failure"]
+    assert by_name["aot_eager"]["calls"] == by_name["eager"]["calls"] >= 5
+    json.dumps(rows)
+
+
+def test_suite_refuses_unknown_names():
+    result = CliRunner().invoke(suite.main, ["--models", "resnet51"])
+    assert result.exit_code == 2
+    assert "resnet51" in result.output and "resnet50" in result.output
+
+
+def test_suite_reports_a_process_that_dies(monkeypatch, tmp_path):
+    monkeypatch.setattr(suite, "_child", lambda *_: ([], "Segmentation fault"))
+    out = tmp_path / "rows.jsonl"
+    result = CliRunner().invoke(suite.main, ["--models", "bert", "--backends", "eager,mlirc", "--out", str(out)])
+    assert result.exit_code == 1
+    assert [json.loads(line)["failure"] for line in out.read_text().splitlines()] == ["Segmentation fault"] * 2
+
+
+def test_alternate_gives_everyone_the_same_rounds():
+    order: list[str] = []
+    times = measure.alternate({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, seconds=0, warm_up=1, least=4)
+    assert [len(t) for t in times.values()] == [4, 4]
+    assert order == ["a", "b", *"abbaabba"]
+
+
+def test_verdict_allows_what_fp64_excuses_and_no_more():
+    fp64 = [torch.linspace(-1, 1, 100, dtype=torch.float64)]
+    eager = [fp64[0].float()]
+    assert verdict.same(eager, [eager[0] + 1e-6], fp64, torch.float32)
+    assert not verdict.same(eager, [eager[0] + 1e-2], fp64, torch.float32)
+    assert not verdict.same(eager, [eager[0][:-1]], fp64, torch.float32)
+    assert verdict.relative_error(eager, [eager[0] + 1e-2]) == pytest.approx(1e-2, rel=1e-3)
