@@ -44,16 +44,14 @@ def test_unknown_public_name():
         getattr(mlirc, "no_such_thing")  # noqa: B009
 
 
-def test_every_package_folder_is_declared():
+def test_every_package_folder_is_packaged():
     tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    hidden = {".venv", "build", "dist", "tests"}
-    found = {
-        ".".join(("mlirc", *init.parent.relative_to(ROOT).parts))
-        for init in ROOT.rglob("__init__.py")
-        if not hidden & set(init.relative_to(ROOT).parts)
-    }
-    assert sorted(declared) == sorted(found)
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {f"mlirc.{init.parent.name}" for init in ROOT.glob("[a-z]*/__init__.py") if init.parent.name not in ("build", "dist", "tests")}
+    assert set(setuptools["packages"]) == {"mlirc", *folders}
+    # What is nested deeper comes by a pattern.
+    nested = {f"mlirc.{init.relative_to(ROOT).parts[0]}" for init in ROOT.glob("[a-z]*/*/__init__.py")} & folders
+    assert nested <= set(setuptools["package-data"])
 
 
 def test_entry_points():
