@@ -66,7 +66,7 @@ def asinh(x: Num) -> Num:
     a = abs(x)
     large = a > 2.0**28
     square = a * a
-    y = log1p(select(large, a, a + square / (sqrt(square + 1.0) + 1.0)))
+    y = log1p(select(large, a - 1.0, a + square / (sqrt(square + 1.0) + 1.0)))
     return copysign(y + select(large, x.like(pymath.log(2)), x.like(0.0)), x)
 
 
@@ -75,7 +75,7 @@ def acosh(x: Num) -> Num:
     """Inverse hyperbolic cosine: log1p(t + sqrt(2 t + t^2)) for t = x - 1, and log(2 x) where t^2 is too large."""
     t = x - 1.0
     large = x > 2.0**28
-    y = log1p(select(large, x, t + sqrt(fma(t, t, t + t))))
+    y = log1p(select(large, t, t + sqrt(fma(t, t, t + t))))
     y = y + select(large, x.like(pymath.log(2)), x.like(0.0))
     return select(x < 1.0, x.like(pymath.nan), y)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..mlir import func, ir, vector
-from .num import Num, element_type
+from .num import Num, element_type, flat
 
 
 def call(name: str, *operands: Num) -> Num:
@@ -12,12 +12,13 @@ def call(name: str, *operands: Num) -> Num:
     _declare(name, [element_type(type_)] * len(operands), element_type(type_))
     if not isinstance(type_, ir.VectorType):
         return Num(func.CallOp([type_], name, [n.value for n in operands]).result)
-    result = operands[0].value
-    for lane in range(type_.shape[0]):
-        scalars = [vector.ExtractOp(n.value, [], [lane]).result for n in operands]
+    vectors = [flat(n.value) for n in operands]
+    result = vectors[0]
+    for lane in range(ir.VectorType(result.type).shape[0]):
+        scalars = [vector.ExtractOp(v, [], [lane]).result for v in vectors]
         scalar = func.CallOp([type_.element_type], name, scalars).result
         result = vector.InsertOp(scalar, result, [], [lane]).result
-    return Num(result)
+    return Num(result if type_.rank == 1 else vector.ShapeCastOp(type_, result).result)
 
 
 def _declare(name: str, inputs: list[ir.Type], result: ir.Type) -> None:

@@ -7,6 +7,7 @@ No op carries a fast-math flag: what may be contracted is written as `fma`.
 from __future__ import annotations
 
 import contextlib
+import math as pymath
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Union
@@ -282,7 +283,15 @@ def any_lane(condition: Num) -> ir.Value:
     """An i1: whether the condition holds in some lane."""
     if not isinstance(condition.type, ir.VectorType):
         return condition.value
-    return vector.ReductionOp(ir.IntegerType.get_signless(1), vector.CombiningKind.OR, condition.value).result
+    return vector.ReductionOp(ir.IntegerType.get_signless(1), vector.CombiningKind.OR, flat(condition.value)).result
+
+
+def flat(value: ir.Value) -> ir.Value:
+    """A vector of any rank as one of rank 1."""
+    type_ = ir.VectorType(value.type)
+    if type_.rank == 1:
+        return value
+    return vector.ShapeCastOp(ir.VectorType.get([pymath.prod(type_.shape)], type_.element_type), value).result
 
 
 def unlikely(condition: Num, compute: Callable[[], tuple[Num, ...]], otherwise: tuple[Num, ...]) -> tuple[Num, ...]:

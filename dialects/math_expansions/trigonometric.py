@@ -1,21 +1,36 @@
-"""sin, cos, sincos and tan (f32; see `passes.expand_math` for f64).
+"""sin, cos, sincos and tan.
 
-The argument is reduced in f64, where two pieces of pi/2 do for every f32 below 2^45. Larger ones, which hardly any
-program has, take a branch with an exact product by 2/pi.
+The argument is reduced in f64 (Cody and Waite), for f32 too, where three pieces of pi/2 do below 2^45, two if it was an
+f32. Larger arguments, which hardly any program has, take a branch: an exact product by 2/pi for f32, libm for f64.
 """
 
 from __future__ import annotations
 
 import math as pymath
 
-from .num import F64, Num, copysign, fma, polynomial, round_even, select, unlikely
+from . import libm
+from .num import F32, F64, Num, copysign, fma, polynomial, round_even, select, unlikely
 
-# (sin(r) - r) / r^3 and (cos(r) - 1 + r^2 / 2) / r^4 in r^2 on |r| < pi / 4; minimax, 3.7e-9 and 1.1e-10.
-_SIN = (-0.166666552, 0.0083321901, -0.000195184082)
-_COS = (0.0416666456, -0.00138873013, 2.44306702e-05)
+# (sin(r) - r) / r^3 and (cos(r) - 1 + r^2 / 2) / r^4 in r^2 on |r| < pi / 4; minimax, errors of sin(r) / r and cos(r):
+# 3.7e-9 and 1.1e-10, 3.5e-18 and 4.9e-20.
+_SIN = {
+    "f32": (-0.166666552, 0.0083321901, -0.000195184082),
+    "f64": (
+        -0.16666666666666632, 0.008333333333322455, -0.00019841269829813473, 2.755731368760623e-06,
+        -2.505075672070873e-08, 1.589668224982658e-10,
+    ),
+}  # fmt: skip
+_COS = {
+    "f32": (0.0416666456, -0.00138873013, 2.44306702e-05),
+    "f64": (
+        0.0416666666666666, -0.0013888888888874441, 2.480158728963635e-05, -2.755731438749091e-07,
+        2.087572706285256e-09, -1.1359802705118089e-11,
+    ),
+}  # fmt: skip
 
-# pi / 2 as a sum of two f64.
-_HALF_PI = (1.5707963267948966, 6.123233995736766e-17)
+# pi / 2 as a sum of f64, none of them negative: -0 would not survive.
+_HALF_PI = (1.5707963267948966, 6.123233995736765e-17, 1.082856673921914e-32)
+_LARGE = 2.0**45
 # 2 / pi in digits of 29 bits: enough to have 2^128 * 2 / pi right to 2^-75.
 _DIGITS = (0x145F306D, 0x19391054, 0x14FE13AB, 0x1D1F534D, 0x1B81B6C5, 0x05664F10, 0x1C820FF2)
 
@@ -35,44 +50,59 @@ def _reduce_huge(x: Num) -> tuple[Num, Num]:
 
 
 def _reduce(x: Num) -> tuple[Num, Num]:
-    """(quadrant, r) with x = quadrant * pi/2 + r, |r| <= pi/4; the quadrant as i32, right in its two low bits."""
-    wide = x.to_f64()
+    """(quadrant, r) with x = quadrant * pi/2 + r, |r| <= pi/4, up to `_LARGE`, and for f32 beyond.
+
+    The quadrant is an integer as wide as x, right in its two low bits.
+    """
+    wide = x.to_f64() if x.format is F32 else x
     t = fma(wide, 2 / pymath.pi, F64.magic)
     k = t - F64.magic
-    r = fma(k, -_HALF_PI[1], fma(k, -_HALF_PI[0], wide))
-    t, r = unlikely(abs(wide) > 2.0**45, lambda: _reduce_huge(wide), (t, r))
+    # Exact: a small multiple of the last bit of _HALF_PI[0].
+    r = fma(k, -_HALF_PI[0], wide)
+    r = fma(k, -_HALF_PI[1], r)
+    if x.format is F64:
+        return t.bits(), fma(k, -_HALF_PI[2], r)
+    t, r = unlikely(abs(wide) > _LARGE, lambda: _reduce_huge(wide), (t, r))
     return t.bits().to_i32(), r.to_f32()
 
 
 def _sin_and_cos(r: Num) -> tuple[Num, Num]:
+    name = r.format.name
     z = r * r
-    sine = copysign(fma(z * r, polynomial(z, _SIN), r), r)  # for -0
-    return sine, fma(z * z, polynomial(z, _COS), fma(z, -0.5, 1.0))
+    sine = copysign(fma(z * r, polynomial(z, _SIN[name]), r), r)  # for -0
+    return sine, fma(z * z, polynomial(z, _COS[name]), fma(z, -0.5, 1.0))
 
 
 def _sine_of_quadrant(sine: Num, cosine: Num, quadrant: Num) -> Num:
     """sin(quadrant * pi/2 + r) from sin(r) and cos(r)."""
     y = select((quadrant & 1).equals(1), cosine, sine)
-    return (y.bits() ^ ((quadrant & 2) << 30)).as_float()
+    return (y.bits() ^ ((quadrant & 2) << (sine.format.bits - 2))).as_float()
+
+
+def _or_libm_if_huge(x: Num, result: Num, symbol: str) -> Num:
+    if x.format is F32:
+        return result
+    return unlikely(abs(x) > _LARGE, lambda: (libm.call(symbol, x),), (result,))[0]
 
 
 def sincos(x: Num) -> tuple[Num, Num]:
     """(sin(x), cos(x))."""
     quadrant, r = _reduce(x)
-    sine, cosine = _sin_and_cos(r)
-    return _sine_of_quadrant(sine, cosine, quadrant), _sine_of_quadrant(sine, cosine, quadrant + 1)
+    parts = _sin_and_cos(r)
+    sine, cosine = _sine_of_quadrant(*parts, quadrant), _sine_of_quadrant(*parts, quadrant + 1)
+    return _or_libm_if_huge(x, sine, "sin"), _or_libm_if_huge(x, cosine, "cos")
 
 
 def sin(x: Num) -> Num:
     """Sine."""
     quadrant, r = _reduce(x)
-    return _sine_of_quadrant(*_sin_and_cos(r), quadrant)
+    return _or_libm_if_huge(x, _sine_of_quadrant(*_sin_and_cos(r), quadrant), "sin")
 
 
 def cos(x: Num) -> Num:
     """Cosine."""
     quadrant, r = _reduce(x)
-    return _sine_of_quadrant(*_sin_and_cos(r), quadrant + 1)
+    return _or_libm_if_huge(x, _sine_of_quadrant(*_sin_and_cos(r), quadrant + 1), "cos")
 
 
 def tan(x: Num) -> Num:
@@ -80,4 +110,4 @@ def tan(x: Num) -> Num:
     quadrant, r = _reduce(x)
     sine, cosine = _sin_and_cos(r)
     odd = (quadrant & 1).equals(1)
-    return select(odd, -cosine, sine) / select(odd, sine, cosine)
+    return _or_libm_if_huge(x, select(odd, -cosine, sine) / select(odd, sine, cosine), "tan")
