@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from ..dialects import builders
 from ..dialects.builders import DYNAMIC
-from ..dialects.mlir import arith, cf, ir, linalg, tensor
+from ..dialects.mlir import arith, cf, ir, linalg, math, tensor
 from ..errors import CompileError
 from .dtypes import cast, compute_dtype, is_unsigned, mlir_type, scalar
 
@@ -54,7 +55,7 @@ def normal(size: object) -> Extent:
     """An int where the size is one, else the sympy expression."""
     if isinstance(size, int):
         return size
-    if isinstance(size, torch.SymInt):
+    if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         size = size.node.expr
     if isinstance(size, sympy.Expr):
         return int(size) if size.is_Integer else size
@@ -64,6 +65,11 @@ def normal(size: object) -> Extent:
 def same(a: Extent, b: Extent) -> bool:
     """Whether two sizes are provably equal."""
     return a == b or (not (isinstance(a, int) and isinstance(b, int)) and sympy.expand(a - b) == 0)
+
+
+def floordiv(a: Extent, b: Extent) -> Extent:
+    """a // b in the form in which torch writes it, so that equal sizes are seen to be equal."""
+    return a // b if isinstance(a, int) and isinstance(b, int) else normal(FloorDiv(a, b))
 
 
 class GraphBuilder:
@@ -99,6 +105,9 @@ class GraphBuilder:
         return point if owner.operation.name == "func.func" else ir.InsertionPoint(owner)
 
     def _lower(self, expr: sympy.Expr) -> ir.Value:
+        over, under = sympy.fraction(sympy.together(expr))
+        if under != 1:  # a size: the quotient is whole
+            return arith.floordivsi(self.index(over), self.index(under))
         fold = {sympy.Add: arith.addi, sympy.Mul: arith.muli}
         if type(expr) in fold:
             first, *rest = [self.index(a) for a in expr.args]
@@ -108,7 +117,17 @@ class GraphBuilder:
         if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
             return self.index(sympy.Mul(*[expr.base] * int(expr.exp), evaluate=False))
         name = type(expr).__name__
-        if name in ("FloorDiv", "CleanDiv", "IntTrueDiv"):
+        if name == "PowByNatural" and expr.args[1].is_Integer:
+            return self.index(sympy.Mul(*[expr.args[0]] * int(expr.args[1]), evaluate=False))
+        if name in ("floor", "ceiling"):
+            over, under = sympy.fraction(sympy.together(expr.args[0]))
+            divide = arith.floordivsi if name == "floor" else arith.ceildivsi
+            return divide(self.index(over), self.index(under))
+        if name in ("TruncToInt", "FloorToInt", "CeilToInt"):
+            value = self._real(expr.args[0])
+            value = {"T": lambda x: x, "F": math.floor, "C": math.ceil}[name[0]](value)
+            return arith.index_cast(ir.IndexType.get(), arith.fptosi(ir.IntegerType.get_signless(64), value))
+        if name in ("FloorDiv", "CleanDiv"):
             return arith.floordivsi(self.index(expr.args[0]), self.index(expr.args[1]))
         if name == "CeilDiv":
             return arith.ceildivsi(self.index(expr.args[0]), self.index(expr.args[1]))
@@ -121,6 +140,41 @@ class GraphBuilder:
                 first = (arith.maxsi if name == "Max" else arith.minsi)(first, value)
             return first
         raise CompileError(f"no lowering for the size expression {expr}")
+
+    def number(self, x: Scalar, dtype: torch.dtype) -> ir.Value:
+        """A number known at run time, as a scalar of `dtype`, computed where we are from sizes computed outside."""
+        if x.expr.is_integer:
+            i = arith.index_cast(ir.IntegerType.get_signless(64), self.index(x.expr))
+            return cast(i, torch.int64, dtype)
+        return cast(self._real(x.expr), torch.float64, dtype)
+
+    def _real(self, expr: sympy.Expr) -> ir.Value:
+        """An f64 for an expression of Python floats and sizes."""
+        name = type(expr).__name__
+        if expr.is_number:
+            return scalar(torch.float64, float(expr))
+        if name == "ToFloat" or expr.is_integer:
+            inner = expr.args[0] if name == "ToFloat" else expr
+            return self.number(Scalar(inner), torch.float64)
+        args = expr.args
+        if isinstance(expr, sympy.Pow) or name in ("FloatPow", "PowByNatural"):
+            base = self._real(args[0])
+            if args[1] == -1:
+                return arith.divf(scalar(torch.float64, 1), base)
+            if args[1] in (0.5, sympy.Rational(1, 2)):
+                return math.sqrt(base)
+            return math.powf(base, self._real(args[1]))
+        fold = {"Add": arith.addf, "Mul": arith.mulf, "Max": arith.maximumf, "Min": arith.minimumf}
+        fold |= {"IntTrueDiv": arith.divf, "FloatTrueDiv": arith.divf}
+        unary = {"OpaqueUnaryFn_sqrt": math.sqrt, "OpaqueUnaryFn_exp": math.exp, "OpaqueUnaryFn_log": math.log}
+        if name in unary:
+            return unary[name](self._real(args[0]))
+        if name not in fold:
+            raise CompileError(f"no lowering for the number {expr}")
+        first, *rest = [self._real(a) for a in args]
+        for value in rest:
+            first = fold[name](first, value)
+        return first
 
     # Elementwise
 
@@ -147,13 +201,11 @@ class GraphBuilder:
                 if isinstance(x, T):
                     scalars.append(cast(left.pop(0), x.dtype, dtype))
                 elif isinstance(x, Scalar):
-                    i = arith.index_cast(ir.IntegerType.get_signless(64), captured[x.expr])
-                    scalars.append(cast(i, torch.int64, dtype))
+                    scalars.append(self.number(x, dtype))
                 else:
                     scalars.append(scalar(dtype, x))
             return [cast(body(*scalars), result, out)]
 
-        captured = {x.expr: self.index(x.expr) for x in inputs if isinstance(x, Scalar)}
         rank = len(shape)
         maps = [self._broadcast(x, shape) for x in tensors] + [builders.identity(rank)]
         init = builders.empty(self.sizes(shape), mlir_type(out))
@@ -370,6 +422,16 @@ def combiner(combine: str, dtype: torch.dtype) -> Callable[[ir.Value, ir.Value],
 
 def _regroup(old: Sequence[Extent], new: Sequence[Extent]) -> list[tuple[list[int], list[int]]]:
     """Match dims of two shapes with the same element count into groups of equal products, as fine as possible."""
+    tail = 0
+    while tail < min(len(old), len(new)) and same(old[-1 - tail], new[-1 - tail]):
+        tail += 1
+    if tail and (tail == len(old)) != (tail == len(new)):  # what is left over on one side needs a partner
+        tail -= 1
+    i, j = len(old) - tail, len(new) - tail
+    return _regroup_heads(old[:i], new[:j]) + [([i + k], [j + k]) for k in range(tail)]
+
+
+def _regroup_heads(old: Sequence[Extent], new: Sequence[Extent]) -> list[tuple[list[int], list[int]]]:
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) and j < len(new):
@@ -390,8 +452,10 @@ def _regroup(old: Sequence[Extent], new: Sequence[Extent]) -> list[tuple[list[in
             elif i < len(old):
                 a.append(i)
                 pa, i = normal(pa * old[i]), i + 1
-            else:
+            elif isinstance(pa, int) and isinstance(pb, int):
                 raise CompileError(f"cannot view {list(old)} as {list(new)}")
+            else:  # equal, as torch has made sure, in a way that the expressions do not show
+                break
         groups.append((a, b))
     for rest, side in ((range(i, len(old)), 0), (range(j, len(new)), 1)):  # trailing unit dims
         for d in rest:
@@ -405,4 +469,4 @@ def _fail(old: Sequence[Extent], new: Sequence[Extent]) -> list[tuple[list[int],
     raise CompileError(f"cannot view {list(old)} as {list(new)}")
 
 
-__all__ = ["DYNAMIC", "Extent", "GraphBuilder", "Operand", "Scalar", "T", "combiner", "neutral", "normal", "product", "same"]
+__all__ = ["DYNAMIC", "Extent", "GraphBuilder", "Operand", "Scalar", "T", "combiner", "floordiv", "neutral", "normal", "product", "same"]

@@ -227,7 +227,8 @@ class _Importer:
     def _node(self, n: torch.fx.Node) -> Any:
         if n.op == "get_attr":
             return self._attribute(n)
-        if isinstance(n.meta.get("val"), (torch.SymInt, int)) and not isinstance(n.target, torch._ops.OpOverload):
+        numbers = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
+        if isinstance(n.meta.get("val"), numbers) and not isinstance(n.target, torch._ops.OpOverload):
             return self._number(n.meta["val"])
         import operator
 
@@ -258,6 +259,8 @@ class _Importer:
             ) from e
 
     def _number(self, value: Any) -> Any:
+        if isinstance(value, float):
+            return value
         e = normal(value)
         return e if isinstance(e, int) else Scalar(e)
 

@@ -1,3 +1,3 @@
 """Lowerings of ATen ops to linalg, one module per family. Importing this package registers them."""
 
-from . import activations, contractions, convolution, creation, padding, pointwise, reductions, views  # noqa: F401
+from . import activations, contractions, convolution, creation, normalisation, padding, pointwise, reductions, views  # noqa: F401

@@ -17,7 +17,7 @@ import torch
 
 from ...dialects.mlir import arith, ir, tensor
 from ..dtypes import compute_dtype
-from ..graph_builder import Extent, GraphBuilder, T, normal, same
+from ..graph_builder import Extent, GraphBuilder, T, floordiv, normal, same
 from ..registry import Unsupported, lowers
 from .padding import extent, pad_or_crop
 from .pointwise import add
@@ -78,14 +78,14 @@ def _groups(b: GraphBuilder, x: T, dim: int, groups: int) -> T:
     """Split a channel dim into (group, channel of the group), the latter dropped where it is one."""
     if groups == 1:
         return x
-    inner = normal(x.shape[dim] // groups)
+    inner = floordiv(x.shape[dim], groups)
     return b.reshape(x, [*x.shape[:dim], groups, *([] if same(inner, 1) else [inner]), *x.shape[dim + 1 :]])
 
 
 def _weight(b: GraphBuilder, w: T, groups: int) -> T:
     """[O, C/G, *K] -> [*K, (G,) (C/G,) (O/G)], a view."""
     r = w.rank - 2
-    outer, inner = normal(w.shape[0] // groups), w.shape[1]
+    outer, inner = floordiv(w.shape[0], groups), w.shape[1]
     if groups == 1:
         return b.permute(w, [*range(2, w.rank), 1, 0])
     names = "go"[: 1 + (not same(outer, 1))]
@@ -103,7 +103,7 @@ def _correlate(
 ) -> T:
     """The convolution of a padded [N, *S, C] and a weight as `_weight` gives it; result [N, *out, O], accumulated."""
     r = len(out)
-    inner, outer = normal(x.shape[-1] // groups), normal(channels // groups)
+    inner, outer = floordiv(x.shape[-1], groups), floordiv(channels, groups)
     loops = _Loops(r, groups, inner, outer, "kernel")
     kernels, places = [f"k{i}" for i in range(r)], [f"p{i}" for i in range(r)]
     spatial = {p: (k, s, d) for p, k, s, d in zip(places, kernels, stride, dilation)}
@@ -123,7 +123,7 @@ def _weight_gradient(
     """Sum over n and positions of x[n, p*s + k*d, c] * grad[n, p, o], both channels-last and x padded: [O, C/G, *K]."""
     r = len(kernel)
     channels = grad.shape[-1]
-    inner, outer = normal(x.shape[-1] // groups), normal(channels // groups)
+    inner, outer = floordiv(x.shape[-1], groups), floordiv(channels, groups)
     loops = _Loops(r, groups, inner, outer, "positions")
     kernels, places = [f"k{i}" for i in range(r)], [f"p{i}" for i in range(r)]
     spatial = {p: (k, s, d) for p, k, s, d in zip(places, kernels, stride, dilation)}
@@ -162,7 +162,7 @@ def _transposed(
         raise Unsupported("transposed convolution with both stride and dilation")
     if not all(isinstance(k, int) for k in kernel):
         raise Unsupported("kernel size known only at run time")
-    counts = [normal((o + s - 1) // s) for o, s in zip(out, stride)]
+    counts = [floordiv(o + s - 1, s) for o, s in zip(out, stride)]
     parts = []
     for phase in itertools.product(*(range(s) for s in stride)):
         first = [(f + p) % s for f, p, s in zip(phase, padding, stride)]
@@ -173,7 +173,7 @@ def _transposed(
         step = [s if s > 1 else 1 for s in stride]
         low = [(t - 1) * d - (f + p) // s for t, d, f, p, s in zip(taps, dilation, phase, padding, stride)]
         need = [c + (t - 1) * d for c, t, d in zip(counts, taps, dilation)]
-        high = [normal(n - l - s) for n, l, s in zip(need, low, x.shape[1:])]
+        high = [normal(n - before - s) for n, before, s in zip(need, low, x.shape[1:])]
         if not all(isinstance(h, int) for h in high):
             # Whether to pad or to crop is known only at run time: pad by what is always enough, then crop.
             high = [k for k in kernel]
@@ -193,7 +193,7 @@ def _exact(x: T, out: Sequence[Extent], stride: Ints) -> bool:
 
 def _flipped(b: GraphBuilder, w: T, groups: int, first: Ints, step: Ints, taps: Ints) -> T:
     """Taps `first + step * (taps - 1 - j)` of w [C, O/G, *K], as a convolution's weight [*K, (G,) (C/G,) (O/G)]."""
-    inner, outer = normal(w.shape[0] // groups), w.shape[1]
+    inner, outer = floordiv(w.shape[0], groups), w.shape[1]
     names = [*"g" * (groups > 1), *"c" * (groups == 1 or not same(inner, 1)), *"o" * (groups == 1 or not same(outer, 1))]
     sizes = {"g": groups, "c": inner, "o": outer}
     r = len(taps)
@@ -217,7 +217,7 @@ def _flipped(b: GraphBuilder, w: T, groups: int, first: Ints, step: Ints, taps: 
 
 def _swap(b: GraphBuilder, w: T, groups: int) -> T:
     """[C, O/G, *K] -> [O, C/G, *K]"""
-    inner, outer, kernel = normal(w.shape[0] // groups), w.shape[1], w.shape[2:]
+    inner, outer, kernel = floordiv(w.shape[0], groups), w.shape[1], w.shape[2:]
     w = b.permute(b.reshape(w, [groups, inner, outer, *kernel]), [0, 2, 1, *range(3, 3 + len(kernel))])
     return b.reshape(w, [normal(groups * outer), inner, *kernel])
 

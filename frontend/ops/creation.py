@@ -64,11 +64,10 @@ def scalar_tensor(b: GraphBuilder, node: Any, value: Any, **_: Any) -> T:
 def _range(b: GraphBuilder, node: Any, start: Operand, step: Operand, wide: torch.dtype) -> T:
     """start + step * i, computed in `wide`."""
     out = node.meta["val"].dtype
-    given = {x.expr: b.index(x.expr) for x in (start, step) if isinstance(x, Scalar)}
     i64 = ir.IntegerType.get_signless(64)
 
     def number(x: Operand) -> ir.Value:
-        return cast(arith.index_cast(i64, given[x.expr]), torch.int64, wide) if isinstance(x, Scalar) else scalar(wide, x)  # type: ignore[arg-type]
+        return b.number(x, wide) if isinstance(x, Scalar) else scalar(wide, x)  # type: ignore[arg-type]
 
     def body(coordinates: list[ir.Value]) -> ir.Value:
         i = cast(arith.index_cast(i64, coordinates[0]), torch.int64, wide)

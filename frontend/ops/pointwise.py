@@ -114,6 +114,8 @@ BINARY: dict[Any, Body] = {
 BINARY_FLOAT: dict[Any, Body] = {
     aten.div.Tensor: s.divide,
     aten.div.Scalar: s.divide,
+    aten.true_divide.Tensor: s.divide,
+    aten.true_divide.Scalar: s.divide,
     aten.atan2.default: lambda d, x, y: math.atan2(x, y),
     aten.copysign: lambda d, x, y: math.copysign(x, y),
 }
