@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from ..dialects.mlir import PassManager, arith, ir, translate_module_to_llvmir, vector
 from ..errors import CompileError
+from .transpose import transpose
 
 PIPELINE: tuple[str, ...] = (
     "inline{default-pipeline=}",
@@ -30,7 +31,7 @@ PIPELINE: tuple[str, ...] = (
     "lower-affine",
     "convert-scf-to-cf",
     # 64-bit indices: a mask of a tensor with more than 2^31 elements is right, too.
-    "convert-vector-to-llvm{force-32bit-vector-indices=false vector-contract-lowering=parallelarith}",
+    "convert-vector-to-llvm{force-32bit-vector-indices=false vector-contract-lowering=parallelarith vector-transpose-lowering=shuffle16x16}",
     "convert-to-llvm",
     "reconcile-unrealized-casts",
     "canonicalize",
@@ -86,27 +87,28 @@ def _expand_for_x86(module: ir.Module) -> None:
 
     `vector.create_mask %n : vector<16xi1>` -> compare of [0..15] with a splat of %n, clamped so that 32 bits are enough
     (upstream compares 64-bit numbers, twice the registers, or cuts %n off at 32 bits).
+    `vector.transpose` of a square block -> a network of shuffles.
     `arith.truncf` and `extf` between f64 and f16 or bf16 -> through f32, as torch does (LLVM calls a library).
     """
     found: list[ir.Operation] = []
 
     def collect(op: ir.Operation) -> ir.WalkResult:
-        if op.name in ("vector.create_mask", "arith.truncf", "arith.extf"):
+        if op.name in _EXPANSIONS:
             found.append(op)
         return ir.WalkResult.ADVANCE
 
     with module.context:
         module.operation.walk(collect)
         for op in found:
-            old = op.results[0]
             with ir.InsertionPoint(op), op.location:
-                new = (_mask if op.name == "vector.create_mask" else _convert)(op.operands[0], old.type)
+                new = _EXPANSIONS[op.name](op)
             if new is not None:
-                old.replace_all_uses_with(new)
+                op.results[0].replace_all_uses_with(new)
                 op.operation.erase()
 
 
-def _convert(value: ir.Value, kind: ir.Type) -> ir.Value | None:
+def _convert(op: ir.Operation) -> ir.Value | None:
+    value, kind = op.operands[0], op.results[0].type
     source, target = _element(value.type), _element(kind)
     f32: ir.Type = ir.F32Type.get()
     if isinstance(kind, ir.VectorType):
@@ -122,8 +124,8 @@ def _element(kind: ir.Type) -> ir.Type:
     return kind.element_type if isinstance(kind, ir.VectorType) else kind
 
 
-def _mask(count: ir.Value, kind: ir.Type) -> ir.Value | None:
-    shape = ir.VectorType(kind)
+def _mask(op: ir.Operation) -> ir.Value | None:
+    shape = ir.VectorType(op.results[0].type)
     if shape.rank != 1 or shape.scalable:
         return None
     lanes = shape.shape[0]
@@ -131,10 +133,18 @@ def _mask(count: ir.Value, kind: ir.Type) -> ir.Value | None:
     element = ir.IntegerType.get_signless(32 if lanes <= 16 or lanes > 127 else 16 if lanes <= 32 else 8)
     numbers_type = ir.VectorType.get([lanes], element)
     index = ir.IndexType.get()
-    count = arith.minsi(arith.maxsi(count, arith.constant(index, 0)), arith.constant(index, lanes))
+    count = arith.minsi(arith.maxsi(op.operands[0], arith.constant(index, 0)), arith.constant(index, lanes))
     wanted = vector.broadcast(numbers_type, arith.index_cast(element, count))
     numbers = ir.DenseElementsAttr.get([ir.IntegerAttr.get(element, i) for i in range(lanes)], type=numbers_type)
     return arith.cmpi(arith.CmpIPredicate.slt, arith.constant(numbers_type, numbers), wanted)
+
+
+_EXPANSIONS: dict[str, Callable[[ir.Operation], ir.Value | None]] = {
+    "arith.extf": _convert,
+    "arith.truncf": _convert,
+    "vector.create_mask": _mask,
+    "vector.transpose": lambda op: transpose(op.operands[0], list(op.attributes["permutation"])),
+}
 
 
 def _first_locations(module: ir.Module) -> None:
@@ -175,9 +185,10 @@ def _split_tile_zeros(module: ir.Module) -> None:
     with module.context:
         module.operation.walk(look)
         for op in zeros:
-            for use in list(op.results[0].uses)[1:]:
+            for use in list(op.results[0].uses):
                 copy = op.operation.clone(ir.InsertionPoint(use.owner))
                 use.owner.operands[use.operand_number] = copy.results[0]
+            op.operation.erase()
     if strangers:
         # A cast is left where an op next to it is: name the op, if there is one.
         op = min(strangers, key=lambda op: op.name == "builtin.unrealized_conversion_cast")
