@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math as pymath
+from collections.abc import Callable
 
 from .exponential import LN2, expm1_reduced, split
 from .logarithm import log1p
@@ -50,7 +51,7 @@ def cosh(x: Num) -> Num:
     return result + result
 
 
-def _through_f64(function):  # type: ignore[no-untyped-def]
+def _through_f64(function: Callable[[Num], Num]) -> Callable[[Num], Num]:
     """Compute f32 in f64: for functions too rare to deserve a formula that keeps its accuracy in f32."""
 
     def wrapped(x: Num) -> Num:

@@ -85,8 +85,9 @@ def log10(x: Num) -> Num:
     """Base-10 logarithm."""
     e, m = decompose(x)
     if x.format is F32:
-        fraction = fma(m, _LOG10[0], m * m * polynomial(m, _LOG10[1:]))
-        return _at_the_borders(x, fma(e, 0.301029980, fma(e, 1.46633e-08, fraction)))
+        # log10(2) in two pieces; the lower one joins where the sum is small.
+        rest = fma(e, -1.43209889e-08, m * m * polynomial(m, _LOG10[1:]))
+        return _at_the_borders(x, fma(e, 0.30103001, fma(m, _LOG10[0], rest)))
     return _at_the_borders(x, fma(e, pymath.log10(2), log1p_reduced(m) * (1 / pymath.log(10))))
 
 

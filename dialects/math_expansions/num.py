@@ -10,7 +10,7 @@ import contextlib
 import math as pymath
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import Any, Union
 
 from ..mlir import arith, ir, math, scf, vector
 
@@ -132,7 +132,7 @@ class Num:
     def _lift(self, other: Operand) -> ir.Value:
         return other.value if isinstance(other, Num) else self.like(other).value
 
-    def _float_or_int(self, float_op: type, int_op: type, a: ir.Value, b: ir.Value) -> "Num":
+    def _float_or_int(self, float_op: Callable[..., Any], int_op: Callable[..., Any], a: ir.Value, b: ir.Value) -> "Num":
         return Num((float_op if self.is_float else int_op)(a, b).result)
 
     def __add__(self, other: Operand) -> "Num":
