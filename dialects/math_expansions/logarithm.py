@@ -1,6 +1,6 @@
 """log, log2, log10 and log1p.
 
-x = 2^e * (1 + m) with 1 + m in [2/3, 4/3), taken apart with integer arithmetic on the bits.
+x = 2^e * (1 + m) with m between about -1/3 and 1/3, taken apart with integer arithmetic on the bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _ATANH = (
     0.15391093702981004, 0.13173945331865716, 0.13840481466919471,
 )  # fmt: skip
 
-_TWO_THIRDS = {"f32": 0x3F2AAAAB, "f64": 0x3FE5555555555555}
+# The bits of 0.66677: where x = 2^e * (1 + m) changes from one e to the next. A bit more than 2/3, so that log10 is above 1/8
+# (and the unit in its last place twice as large) wherever e log10(2) and log10(1 + m) cancel.
+_SPLIT = {"f32": 0x3F2AB170, "f64": 0x3FE5562E09FE8683}
 
 
 def _exponent_mask(x: Num) -> int:
@@ -36,7 +38,7 @@ def _exponent_to_float(exponent: Num, form: Format) -> Num:
 
 
 def log1p_reduced(m: Num) -> Num:
-    """log(1 + m) for m in [-1/3, 1/3]."""
+    """log(1 + m) for |m| < 0.334."""
     if m.format is F32:
         return fma(m * m, polynomial(m, _LOG[1:]), m)
     # fdlibm's form: with s = m / (2 + m), log(1 + m) = 2 s + s R(s^2) = m - s (m - R).
@@ -46,13 +48,13 @@ def log1p_reduced(m: Num) -> Num:
 
 
 def decompose(x: Num) -> tuple[Num, Num]:
-    """(e, m), both floats, with x = 2^e * (1 + m) and m in [-1/3, 1/3), for any positive finite x."""
+    """(e, m), both floats, with x = 2^e * (1 + m) and |m| < 0.334, for any positive finite x."""
     form = x.format
     small = x < form.smallest_normal
     x = select(small, x * 2.0**form.mantissa, x)
     correction = select(small, x.like(-float(form.mantissa)), x.like(0.0))
     bits = x.bits()
-    exponent = (bits - _TWO_THIRDS[form.name]) & _exponent_mask(x)
+    exponent = (bits - _SPLIT[form.name]) & _exponent_mask(x)
     m = (bits - exponent).as_float() - 1.0
     if form is F32:
         return fma(exponent.to_float(), 2.0**-form.mantissa, correction), m
@@ -94,9 +96,9 @@ def log10(x: Num) -> Num:
 def log1p(x: Num) -> Num:
     """log(1 + x), accurate near zero."""
     form = x.format
-    # Minus the exponent of 1 + x (rounded towards -1/3 .. 1/3), still in place, as the integer `down`.
+    # Minus the exponent of 1 + x (for |m| < 0.334), still in place, as the integer `down`.
     bits = (x + 1.0).bits()
-    down = (_TWO_THIRDS[form.name] + (1 << form.mantissa) - 1 - bits) & _exponent_mask(x)
+    down = (_SPLIT[form.name] + (1 << form.mantissa) - 1 - bits) & _exponent_mask(x)
     # 2^-e (1 + x) - 1 = 2^-e x - (1 - 2^-e), without rounding 1 + x first. The signs keep -0; 4 * 2^-e, because 2^-e
     # can be subnormal.
     scale = (down + ((form.bias + 2) << form.mantissa)).as_float()
