@@ -129,7 +129,7 @@ UNARY = {
     "expm1": (np.expm1, 1.6, 2.1),
     "log": (np.log, 1.1, 1.4),
     "log2": (np.log2, 1.9, 2.3),
-    "log10": (np.log10, 1.4, 2.2),
+    "log10": (np.log10, 1.4, 3.0),
     "log1p": (np.log1p, 1.9, 2.0),
     "tanh": (np.tanh, 1.9, 2.0),
     "sinh": (np.sinh, 2.4, 2.5),
