@@ -99,8 +99,16 @@ def trace(value: ir.Value, inside: set[ir.Operation]) -> tuple[ir.Value, list[in
 def analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st.Shapes) -> Domain:
     """The domain of a set of ops (in program order) of which `stored` values go to memory.
 
-    Raises Invalid with the reason if the ops cannot be one kernel.
+    Raises Invalid with the reason if the ops cannot be one kernel. Loops that are not tied by a value made inside are
+    tied, if that is what it takes, by a tensor from outside that both ops read (the row and its mean).
     """
+    try:
+        return _analyse(ops, stored, shapes, False)
+    except Invalid:
+        return _analyse(ops, stored, shapes, True)
+
+
+def _analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st.Shapes, siblings: bool) -> Domain:
     inside = set(ops)
     real = [op for op in ops if st.kind(op) not in ("view", "aux")]
     parent: dict[Loop, Loop] = {}
@@ -112,6 +120,7 @@ def analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st.
         return x
 
     size_of: dict[Loop, Hashable] = {}
+    outside: dict[tuple[ir.Value, int], Loop] = {}
     for op in real:
         for i, size in enumerate(loop_sizes(op, shapes)):
             size_of[op, i] = size
@@ -119,6 +128,9 @@ def analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st.
             root, dims = trace(value, inside)
             producer = st.owner(root)
             if producer is None or producer not in inside or st.kind(producer) == "aux":
+                for mine, d in zip(loops, dims) if siblings else ():
+                    if mine is not None and d is not None:
+                        parent[find((op, mine))] = find(outside.setdefault((root, d), (op, mine)))
                 continue
             made = result_loops(producer, list(producer.results).index(root))
             for mine, d in zip(loops, dims):

@@ -1,0 +1,228 @@
+"""The compiler from top to bottom: a graph of linalg on tensors in, a native program out.
+
+`compile_graph` runs in the user's process: graph passes, outlining, one job per distinct kernel, the plan.
+`compile_kernel` is a pure function of its arguments and runs in worker processes, which import no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .dialects.mlir import PassManager, ir
+from .errors import CompileError
+from .lowering.codegen import emit_assembly, emit_object
+from .lowering.bridge import to_llvm22
+from .lowering.target import Target
+from .lowering.to_llvm import lower_to_llvm_ir
+from .options import Options
+from .passes import structure as st
+from .passes.expand_math import expand_math
+from .passes.strategy import select_strategy, write_strategy
+from .passes.vectorize import KernelFunction, vectorize
+
+if TYPE_CHECKING:
+    from .passes.build_plan import PlannedGraph
+    from .passes.outline import Kernel
+
+Observer = Callable[[str, object], None]
+"""Called with the name of a stage and what it produced: an `ir.Module`, an op or a text."""
+
+
+def compile_kernel(text: str, target: Target, symbol: str, observer: Observer | None = None) -> bytes:
+    """Compile the text of one kernel to an object file that exports `symbol`.
+
+    Raises CompileError. `observer` sees every stage: `kernel`, `strategy`, `vector`, each pass of the lowering,
+    `llvm` and `asm`.
+    """
+    see = observer or (lambda name, what: None)
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parse(text)
+        see("kernel", module)
+        function = st.operation(module.body.operations[0])
+        kernel = KernelFunction(function)
+        strategy = select_strategy(kernel, target)
+        if observer:
+            write_strategy(function, strategy)
+            see("strategy", module)
+        vectors = vectorize(kernel, strategy, symbol)
+        see("vector", vectors)
+        try:
+            vectors.operation.verify()
+        except ir.MLIRError as e:
+            raise CompileError(f"the vectorizer built invalid IR: {e}", stage="vectorize") from None
+        PassManager.parse("builtin.module(canonicalize,cse)").run(vectors.operation)
+        expand_math(vectors)
+        see("math", vectors)
+        llvm_text = lower_to_llvm_ir(vectors, observer)
+    llvm_text = to_llvm22(llvm_text)
+    see("llvm", llvm_text)
+    if observer:
+        see("asm", emit_assembly(llvm_text, target))
+    return emit_object(llvm_text, target)
+
+
+def compile_kernel_job(text: str, target: Target, symbol: str) -> bytes:
+    """What the worker processes run."""
+    return compile_kernel(text, target, symbol)
+
+
+@dataclass
+class CompiledKernel:
+    """A distinct kernel of a graph: its name for people, its exported symbol, its object file, what it came from."""
+
+    name: str
+    symbol: str
+    code: bytes
+    origins: list[str]
+    text: str = field(repr=False, default="")
+
+
+@dataclass
+class CompiledGraph:
+    """The plan, the kernels that it calls, and seconds per stage."""
+
+    planned: PlannedGraph
+    kernels: list[CompiledKernel]
+    seconds: dict[str, float]
+
+
+def compile_graph(
+    module: ir.Module,
+    symbols: Sequence[str],
+    n_outputs: int,
+    writes: Sequence[int],
+    target: Target,
+    options: Options,
+    observer: Observer | None = None,
+) -> CompiledGraph:
+    """Compile `@main` of an imported module; the module's context must be current.
+
+    `writes[i]` is the tensor argument that result `n_outputs + i` overwrites. Raises CompileError naming the kernel where
+    one fails.
+    """
+    from .passes.build_plan import build_plan
+
+    seconds: dict[str, float] = {}
+    start = time.perf_counter()
+    function, kernels = run_graph_passes(module, writes, observer)
+    seconds["graph passes"] = time.perf_counter() - start
+    start = time.perf_counter()
+    compiled = compile_kernels(kernels, target, options)
+    seconds["kernels"] = time.perf_counter() - start
+    planned = build_plan(function, symbols, n_outputs, [k.symbol for k in compiled])
+    return CompiledGraph(planned, compiled, seconds)
+
+
+def find_main(module: ir.Module) -> ir.Operation:
+    for op in module.body.operations:
+        o = st.operation(op)
+        if o.name == "func.func" and ir.StringAttr(o.attributes["sym_name"]).value == "main":
+            return o
+    raise CompileError("the module has no @main")
+
+
+def run_graph_passes(
+    module: ir.Module, writes: Sequence[int], observer: Observer | None = None
+) -> tuple[ir.Operation, list[Kernel]]:
+    """Everything up to the outlined kernels, in place."""
+    from .passes.fold_transposes import fold_transposes
+    from .passes.fuse import fuse
+    from .passes.layouts import Layouts
+    from .passes.materialize import materialize
+    from .passes.outline import outline
+    from .passes.sink_reshapes import sink_reshapes
+
+    see = observer or (lambda name, what: None)
+    clean = PassManager.parse("builtin.module(canonicalize,cse)")
+    function = find_main(module)
+    see("linalg", module)
+    with ir.Location.unknown():
+        clean.run(module.operation)
+        see("canonicalize", module)
+        fold_transposes(function)
+        clean.run(module.operation)
+        see("fold-transposes", module)
+        sink_reshapes(function)
+        clean.run(module.operation)
+        fold_transposes(function)
+        clean.run(module.operation)
+        see("sink-reshapes", module)
+        materialize(function, writes)
+        see("materialize", module)
+        fuse(function, Layouts(function).shapes)
+        see("fusion", module)
+        kernels = outline(function, writes)
+        see("outline", function)
+    return function, kernels
+
+
+def compile_kernels(kernels: Sequence[Kernel], target: Target, options: Options) -> list[CompiledKernel]:
+    """All kernels of a graph, from the cache or in the workers."""
+    from .runtime.cache import kernel_key, pack, unpack
+    from .runtime.pool import WorkerError, get_pool
+
+    cache = kernel_cache(options)
+    out: list[CompiledKernel | None] = [None] * len(kernels)
+    waiting: list[tuple[int, str, Future[bytes]]] = []
+    pool = get_pool(options)
+    for i, k in enumerate(kernels):
+        key = kernel_key(k.text, target.key(), "")
+        symbol = f"mlirc_{key[:24]}"
+        found = cache.get(key) if cache else None
+        if found is not None:
+            _, code = unpack(found)
+            out[i] = CompiledKernel(k.name, symbol, code, k.origins, k.text)
+            continue
+        waiting.append((i, key, pool.submit("mlirc.driver:compile_kernel_job", k.text, target, symbol)))
+    for i, key, future in waiting:
+        k = kernels[i]
+        try:
+            code = future.result()
+        except WorkerError as e:
+            raise CompileError(e.reason, kernel=k.name, stage=e.kind, reproducer=write_reproducer(k, target)) from e
+        except CompileError as e:
+            raise CompileError(e.reason, kernel=k.name, stage=e.stage, reproducer=write_reproducer(k, target)) from e
+        except Exception as e:
+            raise CompileError(
+                f"{type(e).__name__}: {e}", kernel=k.name, stage="kernel", reproducer=write_reproducer(k, target)
+            ) from e
+        if cache:
+            cache.put(key, pack({"name": k.name}, code))
+        out[i] = CompiledKernel(k.name, f"mlirc_{key[:24]}", code, k.origins, k.text)
+    return [k for k in out if k is not None]
+
+
+_caches: dict[tuple[str, int], object] = {}
+
+
+def kernel_cache(options: Options):  # type: ignore[no-untyped-def]
+    """The disk cache that the options ask for, None if they switch it off."""
+    from pathlib import Path
+
+    from .runtime.cache import KernelCache
+
+    if not options.cache:
+        return None
+    place = (options.cache_dir, options.cache_size_mb)
+    if place not in _caches:
+        _caches[place] = KernelCache(Path(options.cache_dir) if options.cache_dir else None, options.cache_size_mb)
+    return _caches[place]
+
+
+def write_reproducer(kernel: Kernel, target: Target) -> str:
+    """Save a failing kernel with the command that compiles it again; returns the path."""
+    import tempfile
+
+    digest = hashlib.sha256(kernel.text.encode()).hexdigest()[:12]
+    folder = os.path.join(tempfile.gettempdir(), f"mlirc-reproducers-{os.getuid() if hasattr(os, 'getuid') else 0}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    path = os.path.join(folder, f"{kernel.name}-{digest}.mlir")
+    with open(path, "w") as f:
+        f.write(f"// mlirc dump {path} --target {target.name}\n{kernel.text}")
+    return path

@@ -1,0 +1,77 @@
+"""Calls back into ATen: tensors made over the program's memory, the op called, its results handed back as addresses."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+import torch.utils._pytree as pytree
+
+from ..dialects.sizes import parse
+from ..passes.build_plan import HostCall
+from ..runtime.program import Frame
+from .importer import AtenCall, Slot, TensorSpec
+
+
+def tensor_at(address: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor over memory that somebody else owns. Strides in elements."""
+    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides))
+    if 0 in shape:
+        return torch.empty(tuple(shape), dtype=dtype)
+    memory = (ctypes.c_char * (extent * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype, count=extent).as_strided(tuple(shape), tuple(strides))
+
+
+def host_step(call: AtenCall, planned: HostCall) -> Callable[[Frame], None]:
+    """The function that the program calls in place of a native step."""
+    operands = [(o.pointer, o.shape, o.strides, spec.dtype) for o, spec in zip(planned.operands, call.operands)]
+    leaves, tree = pytree.tree_flatten(call.arguments, is_leaf=lambda x: isinstance(x, Slot))
+    leaves = [_localise(x) for x in leaves]
+    outputs: list[tuple[int, TensorSpec] | None] = []
+    places = iter(planned.results)
+    for spec in call.results:
+        outputs.append(None if spec is None else (next(places), _local_spec(spec)))
+    target = call.target
+
+    def step(frame: Frame) -> None:
+        tensors = [
+            tensor_at(frame.address(p), [frame.size(s) for s in shape], [frame.size(s) for s in strides], dtype)
+            for p, shape, strides, dtype in operands
+        ]
+        values = [
+            tensors[x.index] if isinstance(x, Slot) else frame.size(x) if isinstance(x, sympy.Expr) else x for x in leaves
+        ]
+        args, kwargs = pytree.tree_unflatten(values, tree)
+        got = target(*args, **kwargs)
+        results = [got] if call.single else got
+        for result, place in zip(results, outputs):
+            if place is None:
+                continue
+            slot, spec = place
+            strides = tuple(frame.size(s) for s in spec.strides)
+            if result.stride() != strides or _inside(result, tensors):
+                fresh = torch.empty_strided(tuple(result.shape), strides, dtype=spec.dtype)
+                fresh.copy_(result)
+                result = fresh
+            frame.keep.append(result)
+            if slot < len(frame.hosts):
+                frame.hosts[slot] = result.data_ptr()
+
+    return step
+
+
+def _inside(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a result lies in the memory of an operand, which may be reused before the result is read."""
+    return any(result.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in tensors)
+
+
+def _localise(x: Any) -> Any:
+    """FX's symbols carry assumptions of their own; ours are equal by name."""
+    return parse(str(x)) if isinstance(x, sympy.Expr) else x
+
+
+def _local_spec(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(tuple(map(_localise, spec.shape)), tuple(map(_localise, spec.strides)), spec.dtype)

@@ -1,0 +1,189 @@
+"""What to do with a kernel, decided in one place and written on it as attributes; the vectorizers only read it.
+
+    func @kernel(...) attributes {mlirc.strategy = {kind = "rows", lanes = 16, unroll = 4, lane = 1, ...}}
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from ..dialects.mlir import ir
+from . import structure as st
+
+if TYPE_CHECKING:
+    from ..lowering.target import Target
+    from .vectorize.kernel import KernelFunction
+
+
+@dataclass
+class LoopStrategy:
+    """For kernels of elementwise ops and reductions. Classes are those of `passes.domain`."""
+
+    lanes: int
+    """Elements per vector."""
+    unroll: int
+    """Vectors per iteration of the lane loop."""
+    lane: int | None
+    """The class that runs along the lanes; None for kernels of one element."""
+    parallel: list[int]
+    """Row classes that the threads share."""
+    serial: list[int]
+    """Row classes that each thread walks."""
+    inner: list[int]
+    """Classes that are reduced, outermost first."""
+    merged: dict[int, int] = field(default_factory=dict)
+    """Classes that also stand for their outer neighbours: class -> number of elements."""
+    grain: int = 1
+    """Parallel iterations below which no second thread is worth it."""
+    kind: str = "loops"
+
+
+@dataclass
+class ContractionStrategy:
+    """For a contraction or convolution: a register tile of `rows` x `columns` vectors."""
+
+    lanes: int
+    rows: int
+    columns: int
+    row: int | None
+    lane: int | None
+    merged: dict[int, int] = field(default_factory=dict)
+    grain: int = 1
+    kind: str = "contraction"
+
+
+Strategy = LoopStrategy | ContractionStrategy
+
+WORK_PER_THREAD = 16384
+"""Element-operations that are worth waking another thread for: about 5 us at 16 lanes and a few ops per cycle."""
+
+
+def select_strategy(kernel: KernelFunction, target: Target) -> Strategy:
+    """Choose from ops, shapes, dtypes and target."""
+    if kernel.domain.kind in ("contraction", "convolution"):
+        return _contraction(kernel, target)
+    return _loops(kernel, target)
+
+
+def lanes(kernel: KernelFunction, target: Target) -> int:
+    """Lanes of 32 bits; of 64 where the kernel computes in f64."""
+    wide = any("f64" in str(v.type) for op in kernel.ops for v in (*op.operands, *op.results))
+    return max(target.vector_bits // (64 if wide else 32), 4)
+
+
+def _known(size: object) -> int:
+    return size if isinstance(size, int) else 64
+
+
+def _loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
+    d, acc = kernel.domain, kernel.accesses
+    rows, inner = list(d.rows), list(d.inner)
+    sizes = list(d.sizes)
+    merged: dict[int, int] = {}
+
+    def merge(classes: list[int]) -> list[int]:
+        out: list[int] = []
+        for c in classes:
+            if out and acc.merges(out[-1], c, sizes):
+                sizes[c] = merged[c] = sizes[out[-1]] * sizes[c]  # type: ignore[operator]
+                merged.pop(out[-1], None)
+                out[-1] = c
+            else:
+                out.append(c)
+        return out
+
+    rows = merge(_memory_order(rows, kernel))
+    inner = merge(_memory_order(inner, kernel))
+    lane = _lane(rows, inner, sizes, kernel)
+    outer = [c for c in rows if c != lane]
+    ops = sum(len(list(op.regions[0].blocks[0].operations)) for op in d.loops if op.name == "linalg.generic")
+    parallel: list[int] = []
+    trip = 1
+    if not (lane in rows and trip * _product(outer, sizes) < 4 and _known(sizes[lane]) > 4096):
+        while outer and trip < 64:
+            parallel.append(outer.pop(0))
+            trip *= _known(sizes[parallel[-1]])
+    work = ops * _product([*outer, *inner], sizes) * (_known(sizes[lane]) if lane in rows else 1)
+    if not parallel:
+        work = ops * 2048
+    unroll = 1 if ops > 40 else 2 if ops > 12 else 4
+    n = lanes(kernel, target)
+    if lane is not None and _known(sizes[lane]) <= n * 2:
+        unroll = 1
+    if lane not in inner and d.reductions:
+        unroll = 1
+    return LoopStrategy(
+        n, unroll, lane, parallel, outer, inner, {c: m for c, m in merged.items() if c in (*rows, *inner)},
+        max(1, WORK_PER_THREAD // max(work, 1)), d.kind,
+    )
+
+
+def _product(classes: list[int], sizes: list[object]) -> int:
+    n = 1
+    for c in classes:
+        n *= _known(sizes[c])
+    return n
+
+
+def _memory_order(classes: list[int], kernel: KernelFunction) -> list[int]:
+    """Outermost first, by the steps of what is stored, then of what is read."""
+    best: dict[int, int] = {}
+    for a in kernel.accesses.items:
+        full = all(a.steps.get(c, 0) not in (0,) for c in classes)
+        if full and all(isinstance(a.steps.get(c), int) for c in classes):
+            best = {c: abs(a.steps[c]) for c in classes}  # type: ignore[arg-type]
+            break
+    return sorted(classes, key=lambda c: -best[c]) if best else classes
+
+
+def _lane(rows: list[int], inner: list[int], sizes: list[object], kernel: KernelFunction) -> int | None:
+    """The class along which most accesses are contiguous, stores counting twice; long ones before short ones."""
+    acc = kernel.accesses
+    candidates = [c for c in (*rows, *inner)]
+    if not candidates:
+        return None
+
+    def score(c: int) -> tuple[float, int]:
+        short = _known(sizes[c]) < 8
+        return (acc.contiguous(c) - 2 * acc.scattered(c)) * (0.25 if short else 1), candidates.index(c)
+
+    return max(candidates, key=score)
+
+
+def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
+    from .vectorize.contraction import roles
+
+    d = kernel.domain
+    r = roles(kernel)
+    n = lanes(kernel, target)
+    columns = 1
+    if r.lane is not None and _known(d.sizes[r.lane]) > n:
+        columns = 2
+    budget = 28 if target.vector_bits == 512 else 12
+    limit = budget // columns
+    rows = 1
+    merged: dict[int, int] = {}
+    if r.row is not None:
+        size = merged[r.row] = 0
+        merged.clear()
+        size = d.sizes[r.row]
+        if isinstance(size, int):
+            rows = -(-size // -(-size // limit))
+        else:
+            rows = limit
+    work = 1
+    for c in r.reductions:
+        work *= _known(d.sizes[c])
+    work *= rows * columns * n // 8
+    return ContractionStrategy(n, rows, columns, r.row, r.lane, merged, max(1, WORK_PER_THREAD // max(work, 1)))
+
+
+def write_strategy(function: ir.Operation, strategy: Strategy) -> None:
+    """Put the strategy on the function as `mlirc.strategy`."""
+    function.attributes["mlirc.strategy"] = ir.StringAttr.get(
+        ", ".join(f"{k}={v}" for k, v in asdict(strategy).items())
+    )
+
+
+__all__ = ["ContractionStrategy", "LoopStrategy", "Strategy", "select_strategy", "st", "write_strategy"]

@@ -1,0 +1,36 @@
+"""From linalg on tensors to vector, memref and scf: one kernel at a time, following its strategy.
+
+    func @kernel(%x: tensor<128x768xf32>) -> tensor<128x768xf32> { linalg.generic ... }
+->
+    func @kernel(%context: !llvm.ptr)   with loops of vector.load, arith on vectors, vector.store
+"""
+
+from __future__ import annotations
+
+from ...dialects.mlir import ir
+from ...errors import CompileError
+from ..strategy import ContractionStrategy, LoopStrategy, Strategy
+from .concat import vectorize_concat
+from .contraction import vectorize_contraction
+from .kernel import KernelFunction
+from .loops import vectorize_loops
+
+PASS_NAME = "mlirc-vectorize"
+
+
+def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Module:
+    """The vector-dialect module that exports `symbol` with the ABI of `runtime.abi`."""
+    match kernel.domain.kind:
+        case "contraction" | "convolution":
+            assert isinstance(strategy, ContractionStrategy)
+            return vectorize_contraction(kernel, strategy, symbol)
+        case "loops" | "rows":
+            assert isinstance(strategy, LoopStrategy)
+            return vectorize_loops(kernel, strategy, symbol)
+        case "concat":
+            assert isinstance(strategy, LoopStrategy)
+            return vectorize_concat(kernel, strategy, symbol)
+    raise CompileError(f"no vectorizer for kernels of kind {kernel.domain.kind}")
+
+
+__all__ = ["KernelFunction", "ir", "vectorize"]

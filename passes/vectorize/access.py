@@ -1,0 +1,205 @@
+"""How each memory access of a kernel moves with each class of loops.
+
+For every load and store: class -> step in elements (None where it is not a constant). From that follow the lane class
+(most accesses contiguous), and which neighbouring classes are really one loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...dialects.mlir import ir
+from .. import structure as st
+from ..domain import Domain
+
+Form = dict[int, int] | None
+"""Linear in the classes (constants dropped), or None: not linear."""
+
+
+@dataclass
+class Access:
+    """`steps` of one load or store; `op` is the linalg op that reads or, for a store, made the value."""
+
+    steps: dict[int, int | None]
+    store: bool
+    op: ir.Operation
+
+
+@dataclass
+class Accesses:
+    """All accesses of a kernel, and the classes whose index is used for something else than addressing."""
+
+    items: list[Access] = field(default_factory=list)
+    fixed: set[int] = field(default_factory=set)
+
+    def contiguous(self, c: int) -> int:
+        """How many accesses have step one along a class; stores count twice."""
+        return sum((2 if a.store else 1) for a in self.items if a.steps.get(c) in (1, -1))
+
+    def scattered(self, c: int) -> int:
+        """How many accesses along a class are neither contiguous nor the same for all."""
+        return sum((2 if a.store else 1) for a in self.items if a.steps.get(c, 0) not in (0, 1))
+
+    def merges(self, outer: int, inner: int, sizes: Sequence[object]) -> bool:
+        """Whether two nested classes step through all memory as one."""
+        n = sizes[inner]
+        if not isinstance(n, int) or not isinstance(sizes[outer], int) or {outer, inner} & self.fixed:
+            return False
+        for a in self.items:
+            big, small = a.steps.get(outer, 0), a.steps.get(inner, 0)
+            if big is None or small is None or big != small * n:
+                return False
+        return True
+
+
+def collect(
+    domain: Domain, stored: Sequence[tuple[ir.Value, Sequence[object]]], strides: dict[ir.Value, Sequence[object]]
+) -> Accesses:
+    """Walk from the stored values and the reductions to the arguments.
+
+    `stored` are (value, strides of its buffer), `strides` those of the arguments; ints, or anything else for unknown.
+    """
+    walker = _Walker(domain, strides)
+    for value, steps in stored:
+        op = st.owner(value)
+        if op is None or op not in domain.loops:
+            continue
+        loops = walker.loop_forms(op)
+        dims = result_forms(op, loops, value)
+        walker.accesses.items.append(Access(_steps(dims, steps), True, op))
+        walker.read(op, loops)
+    for op in (*domain.reductions, *([domain.anchor] if domain.anchor is not None else [])):
+        walker.read(op, walker.loop_forms(op))
+    return walker.accesses
+
+
+def result_forms(op: ir.Operation, loops: Sequence[Form], value: ir.Value) -> list[Form]:
+    if op.name != "linalg.generic":
+        return list(loops)
+    m = st.maps(op)[len(op.operands) - len(op.results) + list(op.results).index(value)]
+    return [affine_form(e, loops) for e in m.results]
+
+
+def affine_form(e: ir.AffineExpr, loops: Sequence[Form]) -> Form:
+    if isinstance(e, ir.AffineDimExpr):
+        return loops[e.position]
+    if isinstance(e, ir.AffineConstantExpr):
+        return {}
+    if isinstance(e, ir.AffineAddExpr):
+        a, b = affine_form(e.lhs, loops), affine_form(e.rhs, loops)
+        return None if a is None or b is None else {c: a.get(c, 0) + b.get(c, 0) for c in {*a, *b}}
+    if isinstance(e, ir.AffineMulExpr) and isinstance(e.rhs, ir.AffineConstantExpr):
+        a = affine_form(e.lhs, loops)
+        return None if a is None else {c: n * e.rhs.value for c, n in a.items()}
+    return None
+
+
+def _steps(dims: Sequence[Form], strides: Sequence[object]) -> dict[int, int | None]:
+    out: dict[int, int | None] = {}
+    for form, stride in zip(dims, strides):
+        for c, n in (form or {}).items():
+            step = n * stride if isinstance(stride, int) else None
+            old = out.get(c, 0)
+            out[c] = None if step is None or old is None else old + step
+    return out
+
+
+class _Walker:
+    def __init__(self, domain: Domain, strides: dict[ir.Value, Sequence[object]]) -> None:
+        self.domain = domain
+        self.strides = strides
+        self.accesses = Accesses()
+        self.seen: set[tuple[ir.Value, str]] = set()
+
+    def loop_forms(self, op: ir.Operation) -> list[Form]:
+        return [{} if c is None else {c: 1} for c in self.domain.loops[op]]
+
+    def read(self, op: ir.Operation, loops: Sequence[Form]) -> None:
+        """The accesses of one op whose loops move as said."""
+        if op.name == "tensor.concat":
+            for v in op.operands:
+                self._value(v, list(loops), op)
+            return
+        if op.name != "linalg.generic":
+            for form in loops:
+                self._fix(form)
+            for v in st.inputs(op):
+                self._value(v, list(loops), op)
+            return
+        self._indices(op, loops)
+        for v, m in zip(st.inputs(op), st.maps(op)):
+            forms = [affine_form(e, loops) for e in m.results]
+            for e, f in zip(m.results, forms):
+                if f is None:
+                    for form in loops:
+                        self._fix(form)
+            self._value(v, forms, op)
+
+    def _indices(self, op: ir.Operation, loops: Sequence[Form]) -> None:
+        """Loops whose number the body sees cannot be merged; what it reads by computed indices is unknown."""
+        for inner in op.regions[0].blocks[0].operations:
+            o = st.operation(inner)
+            if o.name == "linalg.index":
+                self._fix(loops[ir.IntegerAttr(o.attributes["dim"]).value])
+            elif o.name == "tensor.extract":
+                forms: list[Form] = []
+                for v in list(o.operands)[1:]:
+                    p = st.owner(v)
+                    is_index = p is not None and p.name == "linalg.index"
+                    forms.append(loops[ir.IntegerAttr(p.attributes["dim"]).value] if is_index else {})  # type: ignore[union-attr]
+                self._value(o.operands[0], forms, op)
+
+    def _fix(self, form: Form) -> None:
+        self.accesses.fixed.update(form or {})
+
+    def _value(self, v: ir.Value, dims: list[Form], reader: ir.Operation) -> None:
+        key = (v, repr(dims))
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        if v in self.strides:
+            self.accesses.items.append(Access(_steps(dims, self.strides[v]), False, reader))
+            return
+        op = st.owner(v)
+        if op is None:
+            return
+        kind = st.kind(op)
+        if kind == "elementwise":
+            loops: list[Form] = [{}] * len(st.iterators(op))
+            for d, f in zip(st.map_dims(st.maps(op)[len(op.operands) - 1]), dims):
+                if d is not None:
+                    loops[d] = f
+            self.read(op, loops)
+        elif kind == "pad":
+            for f in dims:
+                self._fix(f)
+            self._value(op.operands[0], dims, op)
+        elif kind == "view":
+            self._view(op, dims, reader)
+
+    def _view(self, op: ir.Operation, dims: list[Form], reader: ir.Operation) -> None:
+        source = st.shape(op.operands[0])
+        mine = st.shape(op.results[0])
+        out: list[Form] = [{}] * len(source)
+        if op.name == "linalg.transpose":
+            for i, d in enumerate(st.integers(op.attributes["permutation"])):
+                out[d] = dims[i]
+        elif op.name == "tensor.cast":
+            out = dims
+        elif op.name == "tensor.extract_slice":
+            _, steps = st.slice_parts(op)
+            out = [None if f is None else {c: n * k for c, n in f.items()} for f, k in zip(dims, steps)]
+        else:
+            wide = source if op.name == "tensor.collapse_shape" else mine
+            for n, group in enumerate(st.reassociation(op)):
+                real = [d for d in group if wide[d] != 1]
+                if len(real) > 1:
+                    for d in group if op.name == "tensor.expand_shape" else [n]:
+                        self._fix(dims[d])
+                    continue
+                if real and op.name == "tensor.collapse_shape":
+                    out[real[0]] = dims[n]
+                elif real:
+                    out[n] = dims[real[0]]
+        self._value(op.operands[0], out, reader)

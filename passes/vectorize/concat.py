@@ -1,0 +1,84 @@
+"""tensor.concat: each input is copied to its place; elementwise producers are computed on the way.
+
+    for rows before the dim (parallel): for each input: for its inner elements: out[offset + i] = input[i]
+"""
+
+from __future__ import annotations
+
+from ...dialects.mlir import ir
+from .. import structure as st
+from ..strategy import LoopStrategy
+from . import entry
+from .evaluate import Evaluator
+from .kernel import KernelFunction
+from .lanes import Index, Number
+from .nest import Values, delinearize, lane_loop, loop
+
+
+def vectorize_concat(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:
+    """Build the module of a kernel whose anchor is a tensor.concat."""
+    emitter = _Concat(kernel, strategy)
+    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
+
+
+class _Concat:
+    def __init__(self, kernel: KernelFunction, strategy: LoopStrategy) -> None:
+        self.k = kernel
+        self.s = strategy
+        assert kernel.domain.anchor is not None
+        self.op = kernel.domain.anchor
+        self.dim = ir.IntegerAttr(self.op.attributes["dim"]).value
+        self.rank = len(st.shape(self.op.results[0]))
+        self.inputs = list(self.op.operands)
+
+    def _outer(self, e: Evaluator) -> list[Number]:
+        """Sizes of the dims before the concatenated one, which the threads share."""
+        return [e.size(s) for s in self.k.shapes.of(self.inputs[0])[: self.dim]]
+
+    def trip(self, slots: list[ir.Value]) -> Number:
+        e = Evaluator(self.s.lanes, slots[0] if slots else None, self.k.shapes)  # type: ignore[arg-type]
+        e.known_scalars = {v: x for v, x in zip(self.k.arguments, slots) if not st.is_tensor(v)}
+        n: Number = 1
+        for s in self._outer(e):
+            n = e.math.mul(n, s)
+        return n
+
+    def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
+        e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
+        (self.out,) = self.k.bind(e, slots)
+
+        def iteration(p: Number, _: Values) -> Values:
+            outer = [Index(i) for i in delinearize(e, p, self._outer(e))]
+            start: Number = 0
+            for v in self.inputs:
+                sizes = [e.size(s) for s in self.k.shapes.of(v)]
+                self._copy(v, start, outer, sizes)
+                start = e.math.add(start, sizes[self.dim])
+            return []
+
+        loop(e, begin, end, 1, [], iteration)
+
+    def _copy(self, v: ir.Value, start: Number, point: list[Index], sizes: list[Number]) -> None:
+        """Walk the dims from `len(point)` on; the last one in vectors."""
+        e = self.e
+        d = len(point)
+        if d < self.rank - 1:
+
+            def step(i: Number, _: Values) -> Values:
+                self._copy(v, start, [*point, Index(i)], sizes)
+                return []
+
+            loop(e, 0, sizes[d], 1, [], step)
+            return
+
+        def element(i: Number, _: Values) -> Values:
+            e.math.enter()
+            at = (*point, Index(i, 1))
+            value = e.value(v, at)
+            target = list(at)
+            target[self.dim] = e.math.index_add(at[self.dim], Index(start))
+            e.store(self.out, tuple(target), value)
+            e.math.leave()
+            return []
+
+        lane_loop(e, 0, sizes[d], self.s.unroll, [[]] * self.s.unroll, element)

@@ -1,0 +1,331 @@
+"""Contractions and convolutions: a register tile of rows x lanes, the epilogue on the tile.
+
+    for batch, lane block (parallel)
+      for row block
+        acc[rows][columns] = 0
+        for k: b = B[k, lanes]; for each row: acc[row] += A[row, k] * b      (fma on vectors)
+        store epilogue(acc)
+
+The loops of the op fall into roles by the operands that they walk over: the *lane* class is the result's contiguous one,
+the *row* class walks over the other operand and the result but not over the one that has the lanes, so that each vector of
+B serves all rows. Nothing else is special about matrix products: a convolution is one with more reduction loops and
+another address for A (Georganas et al., "Anatomy of high-performance deep learning convolutions", SC 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...dialects import builders
+from ...dialects.mlir import arith, ir, math, scf, vector
+from ...errors import CompileError
+from .. import structure as st
+from ..strategy import ContractionStrategy
+from . import entry
+from .evaluate import Evaluator
+from .kernel import KernelFunction
+from .lanes import Index, Number, Point
+from .nest import Values, constant_mask, delinearize, loop
+
+
+@dataclass
+class Roles:
+    """Classes by role. `swapped`: the operand with the lanes is the first one."""
+
+    lane: int | None
+    row: int | None
+    outer: list[int]
+    reductions: list[int]
+    swapped: bool
+
+
+def roles(kernel: KernelFunction) -> Roles:
+    """Assign each class of the anchor's loops."""
+    op = kernel.domain.anchor
+    assert op is not None
+    classes = kernel.domain.loops[op]
+    a, b, c = [_used(m) for m in st.maps(op)]
+    order = [d for d in st.map_dims(st.maps(op)[2]) if d is not None and classes[d] is not None]
+    lane = order[-1] if order else None
+    swapped = lane is not None and lane in a and lane not in b
+    if swapped:
+        a, b = b, a
+    row = None
+    for d in reversed(order[:-1]):
+        if d in a and d not in b:
+            row = d if row is None or _larger(kernel, classes[d], classes[row]) else row
+    if row is None and lane is not None and lane not in a:
+        row = None
+    outer = [classes[d] for d in order if d not in (lane, row)]
+    reductions = [classes[i] for i, it in enumerate(st.iterators(op)) if it == "reduction" and classes[i] is not None]
+    _ = c
+    return Roles(
+        None if lane is None else classes[lane], None if row is None else classes[row], outer, reductions, swapped  # type: ignore[arg-type]
+    )
+
+
+def _larger(kernel: KernelFunction, a: int | None, b: int | None) -> bool:
+    x, y = kernel.domain.sizes[a], kernel.domain.sizes[b]  # type: ignore[index]
+    return isinstance(x, int) and isinstance(y, int) and x > 2 * y
+
+
+def _used(m: ir.AffineMap) -> set[int]:
+    """Loops that occur in a map."""
+    out: set[int] = set()
+
+    def visit(e: ir.AffineExpr) -> None:
+        if isinstance(e, ir.AffineDimExpr):
+            out.add(e.position)
+        elif not isinstance(e, ir.AffineConstantExpr):
+            visit(e.lhs)
+            visit(e.rhs)
+
+    for e in m.results:
+        visit(e)
+    return out
+
+
+def vectorize_contraction(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
+    """Build the vector-dialect module of a kernel whose anchor is a contraction or convolution."""
+    emitter = _Contraction(kernel, strategy)
+    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
+
+
+class _Contraction:
+    def __init__(self, kernel: KernelFunction, strategy: ContractionStrategy) -> None:
+        self.k = kernel
+        self.s = strategy
+        self.r = roles(kernel)
+        self.op = kernel.domain.anchor
+        self.env: dict[int, Index] = {}
+        self.width = strategy.lanes * strategy.columns
+
+    def _size(self, e: Evaluator, c: int) -> Number:
+        return e.size(self.k.domain.sizes[c])
+
+    def _counts(self, e: Evaluator) -> list[Number]:
+        """Parallel range: outer classes, row blocks, lane blocks."""
+        counts = [self._size(e, c) for c in self.r.outer]
+        counts.append(1 if self.s.row is None else e.math.ceildiv(self._size(e, self.s.row), self._row_block()))
+        counts.append(1 if self.s.lane is None else e.math.ceildiv(self._size(e, self.s.lane), self.width))
+        return counts
+
+    def _row_block(self) -> int:
+        """Rows per parallel iteration: some register tiles, so that a panel of B is read from cache."""
+        return self.s.rows * 4
+
+    def trip(self, slots: list[ir.Value]) -> Number:
+        e = Evaluator(self.s.lanes, slots[0] if slots else None, self.k.shapes)  # type: ignore[arg-type]
+        e.known_scalars = {v: x for v, x in zip(self.k.arguments, slots) if not st.is_tensor(v)}
+        n: Number = 1
+        for c in self._counts(e):
+            n = e.math.mul(n, c)
+        return n
+
+    def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
+        e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
+        self.out = self.k.bind(e, slots)
+
+        def iteration(p: Number, _: Values) -> Values:
+            counts = self._counts(e)
+            # Lane blocks outermost, row blocks innermost: neighbours share a panel of B.
+            n = len(self.r.outer)
+            order = [*range(n), n + 1, n]
+            at: list[Number] = [0] * len(counts)
+            for place, i in zip(order, delinearize(e, p, [counts[k] for k in order])):
+                at[place] = i
+            for c, i in zip(self.r.outer, at):
+                self.env[c] = Index(i)
+            self._lanes(e.math.mul(at[n + 1], self.width), at[n])
+            return []
+
+        loop(e, begin, end, 1, [], iteration)
+
+    def _lanes(self, first: Number, row_block: Number) -> None:
+        """One block of lanes: full, or the last one under a mask."""
+        e = self.e
+        if self.s.lane is None:
+            self._rows(None, self.s.columns, None, row_block)
+            return
+        size = self._size(e, self.s.lane)
+        if isinstance(size, int) and size % self.width == 0:
+            self._rows(first, self.s.columns, None, row_block)
+            return
+        left = e.math.sub(size, first)
+        if isinstance(size, int) and size < self.width:
+            self._tail(first, size, row_block)
+            return
+        full = arith.cmpi(arith.CmpIPredicate.sge, e.math.value(left), e.math.value(self.width))
+        branch = scf.IfOp(full, has_else=True)
+        for block, build in ((branch.then_block, True), (branch.else_block, False)):
+            with ir.InsertionPoint(block):
+                e.math.enter()
+                if build:
+                    self._rows(first, self.s.columns, None, row_block)
+                else:
+                    self._tail(first, size % self.width if isinstance(size, int) else left, row_block)
+                scf.YieldOp([])
+                e.math.leave()
+
+    def _tail(self, first: Number, left: Number, row_block: Number) -> None:
+        e = self.e
+        n = e.lanes
+        i1 = e.math.vector_type(ir.IntegerType.get_signless(1))
+        masks: list[ir.Value | None] = []
+        if isinstance(left, int):
+            for j in range(-(-left // n)):
+                masks.append(None if left - j * n >= n else constant_mask(e, left - j * n))
+        else:
+            for j in range(self.s.columns):
+                masks.append(vector.create_mask(i1, [e.math.value(e.math.sub(left, j * n))]))
+        self._rows(first, len(masks), masks, row_block)
+
+    def _rows(self, first: Number | None, columns: int, masks: list[ir.Value | None] | None, row_block: Number) -> None:
+        """The row tiles of one block of lanes."""
+        e = self.e
+        masks = masks or [None] * columns
+        if self.s.row is None:
+            self._tile(first, masks, [Index(0)])
+            return
+        size = self._size(e, self.s.row)
+        lo = e.math.mul(row_block, self._row_block())
+        hi = e.math.minimum(e.math.add(lo, self._row_block()), size)
+
+        def tiles(begin: Number, end: Number, rows: int) -> Number:
+            """Tiles of `rows` rows as long as they fit; returns where they end."""
+            whole = e.math.mul(e.math.floordiv(e.math.sub(end, begin), rows), rows)
+            stop = e.math.add(begin, whole)
+
+            def step(i: Number, _: Values) -> Values:
+                self._tile(first, masks, [Index(e.math.add(i, r)) for r in range(rows)])
+                return []
+
+            loop(e, begin, stop, rows, [], step)
+            return stop
+
+        sizes = [self.s.rows]
+        if not isinstance(size, int) or size % self.s.rows:
+            rest = size % self.s.rows if isinstance(size, int) else None
+            sizes += [rest] if rest is not None and rest <= 6 else [4, 1] if self.s.rows > 4 else [1]
+        for rows in dict.fromkeys(s for s in sizes if s):
+            lo = tiles(lo, hi, rows)
+
+    def _tile(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> None:
+        e = self.e
+        e.math.enter()
+        lanes = [Index(0)] if first is None else [Index(e.math.add(first, j * e.lanes), 1) for j in range(len(masks))]
+        start = e.math.splat(e.value(self.op.operands[2], ()))  # type: ignore[union-attr]
+        acc = self._reduce(list(self.r.reductions), rows, lanes, masks, [start] * (len(rows) * len(lanes)))
+        self._store(rows, lanes, masks, acc)
+        e.math.leave()
+
+    def _reduce(
+        self, classes: list[int], rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values
+    ) -> Values:
+        if classes:
+
+            def step(i: Number, values: Values) -> Values:
+                self.env[classes[0]] = Index(i)
+                return self._reduce(classes[1:], rows, lanes, masks, values)
+
+            return loop(self.e, 0, self._size(self.e, classes[0]), 1, acc, step)
+        e = self.e
+        e.math.enter()
+        out: Values = []
+        for i, row in enumerate(rows):
+            for j, lane in enumerate(lanes):
+                self._set(row, lane)
+                e.mask = masks[j]
+                a, b = self._operands()
+                out.append(self._multiply_add(a, b, acc[i * len(lanes) + j]))
+                e.mask = None
+        e.math.leave()
+        return out
+
+    def _set(self, row: Index, lane: Index) -> None:
+        if self.s.row is not None:
+            self.env[self.s.row] = row
+        if self.s.lane is not None:
+            self.env[self.s.lane] = lane
+
+    def _loops(self, op: ir.Operation) -> list[Index]:
+        return [Index(0) if c is None or c not in self.env else self.env[c] for c in self.k.domain.loops[op]]
+
+    def _operands(self) -> tuple[ir.Value, ir.Value]:
+        """One element or vector of each operand, in the dtype of the accumulator."""
+        e, op = self.e, self.op
+        assert op is not None
+        loops = self._loops(op)
+        kind = builders.element_type(op.results[0])
+        out = []
+        for v, m in list(zip(op.operands, st.maps(op)))[:2]:
+            point = tuple(self._address(x, loops) for x in m.results)
+            mask, e.mask = e.mask, e.mask if any(not i.uniform for i in point) else None
+            got = e.value(v, point)
+            e.mask = mask
+            out.append(e.math.once(("wide", got), lambda got=got: _widen(got, kind)))
+        return out[0], out[1]
+
+    def _address(self, x: ir.AffineExpr, loops: list[Index]) -> Index:
+        """A map result; `d floordiv n` and `d mod n` of the lane class stay linear where a block holds the lanes."""
+        e = self.e
+        if isinstance(x, (ir.AffineFloorDivExpr, ir.AffineModExpr)) and isinstance(x.lhs, ir.AffineDimExpr):
+            i = loops[x.lhs.position]
+            n = x.rhs.value
+            if i.vector is None and i.stride == 1 and n % e.lanes == 0:
+                quotient, rest = e.math.floordiv(i.base, n), e.math.mod(i.base, n)
+                return Index(quotient) if isinstance(x, ir.AffineFloorDivExpr) else Index(rest, 1)
+        return e.math.affine(x, loops)
+
+    def _multiply_add(self, a: ir.Value, b: ir.Value, acc: ir.Value) -> ir.Value:
+        m = self.e.math
+        a, b = m.splat(a), m.splat(b)
+        element = acc.type.element_type
+        if isinstance(element, ir.IntegerType):
+            return arith.addi(acc, arith.muli(a, b))
+        return math.fma(a, b, acc)
+
+    def _store(self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values) -> None:
+        """The epilogue: every stored value at every point of the tile, computed from the accumulators."""
+        e, k = self.e, self.k
+        op = self.op
+        assert op is not None
+        table: dict[Point, ir.Value] = {}
+        for i, row in enumerate(rows):
+            for j, lane in enumerate(lanes):
+                self._set(row, lane)
+                table[self._result_point(op)] = acc[i * len(lanes) + j]
+
+        def lookup(point: Point) -> ir.Value:
+            if point not in table:
+                raise CompileError("an epilogue reads the contraction at another place than its own")
+            return table[point]
+
+        e.known = {op.results[0]: lookup}
+        for i, row in enumerate(rows):
+            for j, lane in enumerate(lanes):
+                self._set(row, lane)
+                e.mask = masks[j]
+                for n, v in enumerate(k.results):
+                    producer = st.owner(v)
+                    assert producer is not None
+                    point = self._result_point(producer)
+                    e.store(self.out[n], point, e.value(v, point))
+                e.mask = None
+        e.known = {}
+
+    def _result_point(self, op: ir.Operation) -> Point:
+        loops = self._loops(op)
+        return tuple(self.e.math.affine(x, loops) for x in st.maps(op)[len(op.operands) - 1].results)
+
+
+def _widen(v: ir.Value, element: ir.Type) -> ir.Value:
+    """To the accumulator's type."""
+    have = v.type.element_type if isinstance(v.type, ir.VectorType) else v.type
+    if have == element:
+        return v
+    kind = ir.VectorType.get(list(v.type.shape), element) if isinstance(v.type, ir.VectorType) else element
+    if isinstance(element, ir.IntegerType):
+        return arith.extsi(kind, v)
+    return arith.extf(kind, v)

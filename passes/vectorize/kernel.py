@@ -1,0 +1,86 @@
+"""A kernel function as the vectorizers see it: ops, domain, memory of arguments and results, accesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...dialects.mlir import ir
+from ...errors import CompileError
+from .. import structure as st
+from ..domain import Domain, Invalid, analyse
+from .access import Accesses, collect
+from .evaluate import Evaluator, Memory
+
+
+class KernelFunction:
+    """Reads `func.func @kernel` of linalg on tensors. Sizes are ints, or index arguments of the function."""
+
+    def __init__(self, function: ir.Operation) -> None:
+        self.function = function
+        self.block = function.regions[0].blocks[0]
+        self.arguments = list(self.block.arguments)
+        self.ops = [st.operation(o) for o in self.block.operations][:-1]
+        last = st.operation(self.block.operations[len(self.block.operations) - 1])
+        self.results = list(last.operands)
+        attributes = function.attributes
+        self._attributes = list(ir.ArrayAttr(attributes["arg_attrs"])) if "arg_attrs" in attributes else [{}] * len(self.arguments)
+        self.names = {
+            ir.StringAttr(a["mlirc.name"]).value: v for v, a in zip(self.arguments, self._attributes) if "mlirc.name" in a
+        }
+        self.shapes = st.Shapes(self._leaf, self._number).arguments(function)
+        self.strides: dict[ir.Value, list[object]] = {}
+        for v, a in zip(self.arguments, self._attributes):
+            if st.is_tensor(v):
+                self.strides[v] = self._strides(a["mlirc.strides"]) if "mlirc.strides" in a else self._dense(v)
+        self.result_strides = [self._strides(a) for a in ir.ArrayAttr(attributes["mlirc.result_strides"])]
+        try:
+            self.domain: Domain = analyse(self.ops, self.results, self.shapes)
+        except Invalid as e:
+            raise CompileError(f"not a kernel: {e}") from e
+        self._accesses: Accesses | None = None
+
+    @property
+    def accesses(self) -> Accesses:
+        if self._accesses is None:
+            stored = list(zip(self.results, self.result_strides))
+            self._accesses = collect(self.domain, stored, self.strides)
+        return self._accesses
+
+    @property
+    def kinds(self) -> list[ir.Type]:
+        """What the slots of the context hold: arguments, then results."""
+        return [v.type for v in (*self.arguments, *self.results)]
+
+    def bind(self, e: Evaluator, slots: Sequence[ir.Value]) -> list[Memory]:
+        """Tell the evaluator where the arguments are; returns the memory of the results."""
+        e.known_scalars = {}
+        for v, slot in zip(self.arguments, slots):
+            if not st.is_tensor(v):
+                e.known_scalars[v] = slot
+        for v, slot in zip(self.arguments, slots):
+            if st.is_tensor(v):
+                e.memory[v] = Memory(slot, [e.number(s) for s in self.strides[v]], v.type.element_type)
+        out = []
+        for v, strides, slot in zip(self.results, self.result_strides, list(slots)[len(self.arguments) :]):
+            out.append(Memory(slot, [e.number(s) for s in strides], v.type.element_type))
+        return out
+
+    def _leaf(self, v: ir.Value) -> object:
+        op = st.owner(v)
+        if op is not None and op.name == "arith.constant":
+            return ir.IntegerAttr(op.attributes["value"]).value
+        return v
+
+    def _number(self, text: str) -> object:
+        return int(text) if text.lstrip("-").isdigit() else self.names[text]
+
+    def _strides(self, attribute: ir.Attribute) -> list[object]:
+        return [self._number(ir.StringAttr(s).value) for s in attribute]
+
+    def _dense(self, v: ir.Value) -> list[object]:
+        step: object = 1
+        out: list[object] = []
+        for s in reversed(self.shapes.of(v)):
+            out.append(step)
+            step = step * s if isinstance(step, int) and isinstance(s, int) else s if step == 1 else None
+        return out[::-1]

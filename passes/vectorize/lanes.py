@@ -1,0 +1,188 @@
+"""Scalars, lane-linear indices and vectors: what a value is along the vector lanes of a loop.
+
+An `Index` is `base + lane * stride`: uniform for stride 0. Where an index is neither, it is a vector of `index`. Loads
+follow from that: stride 1 in memory is a vector load, 0 a scalar load, anything else a gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+from ...dialects import builders
+from ...dialects.mlir import arith, ir, vector
+
+Number = Union[int, ir.Value]
+
+
+@dataclass(frozen=True)
+class Index:
+    """`base + lane * stride`, or, if `vector` is set, one `index` per lane."""
+
+    base: Number = 0
+    stride: Number = 0
+    vector: ir.Value | None = None
+
+    @property
+    def uniform(self) -> bool:
+        return self.vector is None and self.stride == 0
+
+
+Point = tuple[Index, ...]
+
+
+class Arithmetic:
+    """Index arithmetic with folding and value numbering.
+
+    Values are remembered per scope: what is built in a loop body is forgotten when the body ends.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+        self._scopes: list[dict[Hashable, Any]] = [{}]
+
+    def enter(self) -> None:
+        self._scopes.append({})
+
+    def leave(self) -> None:
+        self._scopes.pop()
+
+    def once(self, key: Hashable, build: Callable[[], Any]) -> Any:
+        """The value remembered under `key` in this scope or an outer one, built if there is none."""
+        for scope in reversed(self._scopes):
+            if key in scope:
+                return scope[key]
+        value = build()
+        self._scopes[-1][key] = value
+        return value
+
+    # Numbers
+
+    def value(self, n: Number) -> ir.Value:
+        return n if isinstance(n, ir.Value) else self.once(("index", n), lambda: builders.index(n))
+
+    def add(self, a: Number, b: Number) -> Number:
+        if isinstance(a, int) and isinstance(b, int):
+            return a + b
+        if a == 0 or b == 0:
+            return b if a == 0 else a
+        if isinstance(a, int):
+            a, b = b, a
+        return self.once(("add", a, b), lambda: arith.addi(self.value(a), self.value(b)))
+
+    def sub(self, a: Number, b: Number) -> Number:
+        if isinstance(b, int):
+            return self.add(a, -b)
+        return self.once(("sub", a, b), lambda: arith.subi(self.value(a), self.value(b)))
+
+    def mul(self, a: Number, b: Number) -> Number:
+        if isinstance(a, int) and isinstance(b, int):
+            return a * b
+        if isinstance(a, int):
+            a, b = b, a
+        if isinstance(b, int) and b in (0, 1):
+            return a if b else 0
+        return self.once(("mul", a, b), lambda: arith.muli(self.value(a), self.value(b)))
+
+    def floordiv(self, a: Number, b: Number) -> Number:
+        """For numbers that are not negative."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a // b
+        if b == 1:
+            return a
+        return self.once(("div", a, b), lambda: arith.divui(self.value(a), self.value(b)))
+
+    def mod(self, a: Number, b: Number) -> Number:
+        if isinstance(a, int) and isinstance(b, int):
+            return a % b
+        if b == 1:
+            return 0
+        return self.once(("mod", a, b), lambda: arith.remui(self.value(a), self.value(b)))
+
+    def minimum(self, a: Number, b: Number) -> Number:
+        if isinstance(a, int) and isinstance(b, int):
+            return min(a, b)
+        return self.once(("min", a, b), lambda: arith.minsi(self.value(a), self.value(b)))
+
+    def maximum(self, a: Number, b: Number) -> Number:
+        if isinstance(a, int) and isinstance(b, int):
+            return max(a, b)
+        return self.once(("max", a, b), lambda: arith.maxsi(self.value(a), self.value(b)))
+
+    def ceildiv(self, a: Number, b: int) -> Number:
+        return self.floordiv(self.add(a, b - 1), b)
+
+    # Indices along lanes
+
+    def vector_type(self, element: ir.Type) -> ir.VectorType:
+        return ir.VectorType.get([self.lanes], element)
+
+    def splat(self, scalar: ir.Value) -> ir.Value:
+        if isinstance(scalar.type, ir.VectorType):
+            return scalar
+        return self.once(("splat", scalar), lambda: vector.broadcast(self.vector_type(scalar.type), scalar))
+
+    def steps(self) -> ir.Value:
+        """The lane numbers 0, 1, 2, ..."""
+        return self.once("steps", lambda: vector.step(self.vector_type(ir.IndexType.get())))
+
+    def lanes_of(self, i: Index) -> ir.Value:
+        """An index as a vector of `index`."""
+        if i.vector is not None:
+            return i.vector
+
+        def build() -> ir.Value:
+            out = self.splat(self.value(i.base))
+            if i.stride == 0:
+                return out
+            steps = self.steps()
+            if i.stride != 1:
+                steps = arith.muli(steps, self.splat(self.value(i.stride)))
+            return arith.addi(out, steps)
+
+        return self.once(("lanes", i), build)
+
+    def index_add(self, a: Index, b: Index) -> Index:
+        if a.vector is None and b.vector is None:
+            return Index(self.add(a.base, b.base), self.add(a.stride, b.stride))
+        x, y = self.lanes_of(a), self.lanes_of(b)
+        return Index(vector=self.once(("vadd", x, y), lambda: arith.addi(x, y)))
+
+    def index_scale(self, a: Index, factor: Number) -> Index:
+        if a.vector is None:
+            return Index(self.mul(a.base, factor), self.mul(a.stride, factor))
+        f = self.splat(self.value(factor))
+        return Index(vector=self.once(("vmul", a.vector, f), lambda: arith.muli(a.vector, f)))
+
+    def index_divmod(self, a: Index, b: Number) -> tuple[Index, Index]:
+        """Quotient and remainder of an index that is not negative."""
+        if a.uniform:
+            return Index(self.floordiv(a.base, b)), Index(self.mod(a.base, b))
+        v, d = self.lanes_of(a), self.splat(self.value(b))
+        quotient = self.once(("vdiv", v, d), lambda: arith.divui(v, d))
+        rest = self.once(("vrem", v, d), lambda: arith.remui(v, d))
+        return Index(vector=quotient), Index(vector=rest)
+
+    def affine(self, e: ir.AffineExpr, dims: Sequence[Index]) -> Index:
+        """An affine expression (of dims only) applied to indices."""
+        if isinstance(e, ir.AffineDimExpr):
+            return dims[e.position]
+        if isinstance(e, ir.AffineConstantExpr):
+            return Index(e.value)
+        left, right = self.affine(e.lhs, dims), self.affine(e.rhs, dims)
+        if isinstance(e, ir.AffineAddExpr):
+            return self.index_add(left, right)
+        if isinstance(e, ir.AffineMulExpr):
+            if right.uniform:
+                return self.index_scale(left, right.base)
+            return self.index_scale(right, left.base)
+        quotient, rest = self.index_divmod(left, right.base)
+        if isinstance(e, ir.AffineFloorDivExpr):
+            return quotient
+        if isinstance(e, ir.AffineModExpr):
+            return rest
+        raise NotImplementedError(f"affine expression {e}")
+
+
+__all__ = ["Arithmetic", "Index", "Number", "Point", "builders"]

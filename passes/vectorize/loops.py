@@ -1,0 +1,418 @@
+"""Kernels of elementwise ops and reductions: one pass over rows, vectors along the lane class.
+
+    for rows (parallel)                       # classes that every stored value has
+      phase 0: for inner: acc = max(acc, x)   # reductions that depend on nothing
+      phase 1: for inner: t = exp(x - max); buffer = t; sum += t
+      phase 2: for inner: out = buffer / sum  # everything else that is stored
+
+Where the lane class is one of `inner`, accumulators are vectors that are combined at the end of the phase; where it is
+one of `rows`, a lane is a row of its own. Values that several phases need and that are dear to compute are kept in a
+buffer of one row, or read back from the output if they are stored anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...dialects import builders
+from ...dialects.mlir import arith, ir, memref, vector
+from ...errors import CompileError
+from .. import structure as st
+from ..strategy import LoopStrategy
+from . import entry
+from .evaluate import Evaluator, Memory, storage_type
+from .kernel import KernelFunction
+from .lanes import Index, Number, Point
+from .nest import Values, delinearize, lane_loop, loop
+
+CHUNK = 2048
+"""Elements of the lane class per parallel iteration, where there is nothing else to split."""
+
+
+def vectorize_loops(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:
+    """Build the vector-dialect module of a kernel of kind `loops` or `rows`."""
+    emitter = _Loops(kernel, strategy)
+    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
+
+
+@dataclass
+class _Phase:
+    """What one walk over the inner classes does."""
+
+    reductions: list[ir.Operation]
+    stores: list[int]
+    keep: list[ir.Value]
+
+
+class _Loops:
+    def __init__(self, kernel: KernelFunction, strategy: LoopStrategy) -> None:
+        self.k = kernel
+        self.s = strategy
+        self.d = kernel.domain
+        self.horizontal = strategy.lane in strategy.inner
+        self.env: dict[int, Index] = {}
+
+    # Parallel range
+
+    def _size(self, e: Evaluator, c: int) -> Number:
+        merged = self.s.merged.get(c)
+        if merged is not None:
+            return merged
+        return e.size(self.d.sizes[c])
+
+    def _split_lanes(self) -> bool:
+        """Whether the parallel range is chunks of the lane class."""
+        return not self.horizontal and not self.s.parallel and self.s.lane is not None
+
+    def trip(self, slots: list[ir.Value]) -> Number:
+        e = Evaluator(self.s.lanes, slots[0] if slots else None, self.k.shapes)  # type: ignore[arg-type]
+        e.known_scalars = {v: x for v, x in zip(self.k.arguments, slots) if not st.is_tensor(v)}
+        if self._split_lanes():
+            return e.math.ceildiv(self._size(e, self.s.lane), CHUNK)  # type: ignore[arg-type]
+        n: Number = 1
+        for c in self.s.parallel:
+            n = e.math.mul(n, self._size(e, c))
+        return n
+
+    def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
+        e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
+        self.out = self.k.bind(e, slots)
+        self._plan()
+        self._allocate()
+
+        def iteration(p: Number, _: Values) -> Values:
+            if self._split_lanes():
+                lo = e.math.mul(p, CHUNK)
+                hi = e.math.minimum(e.math.add(lo, CHUNK), self._size(e, self.s.lane))  # type: ignore[arg-type]
+                self._serial(list(self.s.serial), (lo, hi))
+            else:
+                sizes = [self._size(e, c) for c in self.s.parallel]
+                for c, i in zip(self.s.parallel, delinearize(e, p, sizes)):
+                    self.env[c] = Index(i)
+                self._serial(list(self.s.serial), None)
+            return []
+
+        loop(e, begin, end, 1, [], iteration)
+
+    def _serial(self, classes: list[int], chunk: tuple[Number, Number] | None) -> None:
+        """The row loops that are not parallel; then the lane blocks, if a lane is a row."""
+        if classes:
+
+            def step(i: Number, _: Values) -> Values:
+                self.env[classes[0]] = Index(i)
+                self._serial(classes[1:], chunk)
+                return []
+
+            loop(self.e, 0, self._size(self.e, classes[0]), 1, [], step)
+        elif self.horizontal or self.s.lane is None:
+            self._row()
+        else:
+            lo, hi = chunk or (0, self._size(self.e, self.s.lane))
+
+            def block(i: Number, _: Values) -> Values:
+                self.env[self.s.lane] = Index(i, 1)  # type: ignore[index]
+                self._row()
+                return []
+
+            lane_loop(self.e, lo, hi, self.s.unroll, [[]] * self.s.unroll, block)
+
+    # Phases
+
+    def _plan(self) -> None:
+        """Sort reductions and stores into phases by what they depend on."""
+        level: dict[ir.Operation, int] = {}
+
+        def depth(op: ir.Operation) -> int:
+            if op not in level:
+                below = 0
+                for v in st.tensors_read(op):
+                    p = st.owner(v)
+                    if p is not None:
+                        below = max(below, depth(p) + (1 if st.kind(p) == "reduction" else 0))
+                level[op] = below
+            return level[op]
+
+        inner = set(self.d.inner)
+        count = 1 + max([depth(op) for op in self.d.reductions], default=-1)
+        phases = [_Phase([], [], []) for _ in range(count)]
+        for op in self.d.reductions:
+            phases[depth(op)].reductions.append(op)
+        self.row_stores = []
+        for n, v in enumerate(self.k.results):
+            op = st.owner(v)
+            if op is None:
+                raise CompileError("a kernel returns its argument")
+            while st.kind(op) == "view":
+                raise CompileError("a kernel returns a view")
+            if st.kind(op) == "reduction" or not (inner & set(self.d.classes(op))):
+                self.row_stores.append(n)
+                continue
+            at = depth(op)
+            while at >= len(phases):
+                phases.append(_Phase([], [], []))
+            phases[at].stores.append(n)
+        self.phases = phases
+        self._buffers(depth)
+
+    def _buffers(self, depth: object) -> None:
+        """Which values to keep from one phase to the next: dear, full-sized, used again later."""
+        first: dict[ir.Value, int] = {}
+        again: set[ir.Value] = set()
+
+        def visit(v: ir.Value, phase: int, here: set[ir.Value]) -> None:
+            op = st.owner(v)
+            if op is None or v in here or st.kind(op) in ("reduction", "aux"):
+                return
+            here.add(v)
+            if st.kind(op) == "elementwise" and first.setdefault(v, phase) != phase:
+                again.add(v)
+            for w in st.tensors_read(op):
+                visit(w, phase, here)
+
+        for n, phase in enumerate(self.phases):
+            here: set[ir.Value] = set()
+            for op in phase.reductions:
+                for w in st.tensors_read(op):
+                    visit(w, n, here)
+            for s in phase.stores:
+                visit(self.k.results[s], n, here)
+        full = set(self.d.rows) | set(self.d.inner)
+        self.kept: dict[ir.Value, ir.Operation] = {}
+        stored = {self.k.results[n] for p in self.phases for n in p.stores}
+        for v in again:
+            op = st.owner(v)
+            if op is None or set(self.d.classes(op)) != full or v in stored:
+                continue
+            if self._room() and _dear(op):
+                self.phases[first[v]].keep.append(v)
+                self.kept[v] = op
+
+    def _room(self) -> bool:
+        """Whether one row has a known size that fits the cache."""
+        n = self.s.lanes if not self.horizontal else 1
+        for c in self.s.inner:
+            size = self.s.merged.get(c, self.d.sizes[c])
+            if not isinstance(size, int):
+                return False
+            n *= size
+        return n * 4 <= 128 * 1024
+
+    def _allocate(self) -> None:
+        """One-row buffers for kept values, at the top of the body."""
+        self.buffers: dict[ir.Value, Memory] = {}
+        for v in self.kept:
+            sizes = [int(self.s.merged.get(c, self.d.sizes[c])) for c in self.s.inner]  # type: ignore[call-overload]
+            strides, step = [], 1 if self.horizontal else self.s.lanes * self.s.unroll
+            for n in reversed(sizes):
+                strides.append(step)
+                step *= n
+            element = builders.element_type(v)
+            kind = ir.MemRefType.get([step + self.s.lanes], storage_type(element))
+            place = memref.AllocaOp(kind, [], [], alignment=64).result
+            dynamic = ir.MemRefType.get([builders.DYNAMIC], storage_type(element))
+            self.buffers[v] = Memory(memref.cast(dynamic, place), strides[::-1], element)
+
+    def _buffer_point(self) -> Point:
+        return tuple(self.env[c] for c in self.s.inner)
+
+    def _access_buffer(self, v: ir.Value) -> tuple[Memory, Point]:
+        place = self.buffers[v]
+        if self.horizontal or self.s.lane is None:
+            return place, self._buffer_point()
+        lanes = Index(0, 1)
+        return Memory(place.buffer, [*place.strides, 1], place.element), (*self._buffer_point(), lanes)
+
+    # One row
+
+    def _row(self) -> None:
+        e = self.e
+        e.math.enter()
+        e.known = {}
+        self.done: dict[ir.Operation, ir.Value] = {}
+        finished: set[ir.Value] = set()
+        for phase in self.phases:
+            self._phase(phase)
+            for v in phase.keep:
+                finished.add(v)
+                e.known[v] = lambda point, v=v: e.load(*self._access_buffer(v))
+            for n in phase.stores:
+                v = self.k.results[n]
+                if v not in finished:
+                    finished.add(v)
+                    e.known[v] = lambda point, n=n: e.load(self.out[n], point)
+        for n in self.row_stores:
+            v = self.k.results[n]
+            e.store(self.out[n], self._point_of(v), e.value(v, self._point_of(v)))
+        e.known = {}
+        e.math.leave()
+
+    def _loops(self, op: ir.Operation) -> list[Index]:
+        return [Index(0) if c is None or c not in self.env else self.env[c] for c in self.d.loops[op]]
+
+    def _point_of(self, v: ir.Value) -> Point:
+        op = st.owner(v)
+        assert op is not None
+        loops = self._loops(op)
+        if op.name != "linalg.generic":
+            return tuple(loops)
+        m = st.maps(op)[len(op.operands) - len(op.results) + list(op.results).index(v)]
+        return tuple(self.e.math.affine(x, loops) for x in m.results)
+
+    def _phase(self, phase: _Phase) -> None:
+        e = self.e
+        classes = [c for c in self.s.inner if c != self.s.lane]
+        if self.horizontal:
+            self._horizontal(phase, classes)
+        else:
+            start = [self._start(op, self._init(op)) for op in phase.reductions]
+            out = self._walk(phase, classes, start)
+            for op, value in zip(phase.reductions, out):
+                self._publish(op, value)
+        _ = e
+
+    def _walk(self, phase: _Phase, classes: Sequence[int], carried: Values) -> Values:
+        """Loop over inner classes; lanes, if any, are set already."""
+        if not classes:
+            return self._element(phase, carried)
+
+        def step(i: Number, values: Values) -> Values:
+            self.env[classes[0]] = Index(i)
+            return self._walk(phase, classes[1:], values)
+
+        return loop(self.e, 0, self._size(self.e, classes[0]), 1, carried, step)
+
+    def _horizontal(self, phase: _Phase, classes: Sequence[int]) -> None:
+        """Vector accumulators along the lane class, combined at the end."""
+        e = self.e
+        lane = self.s.lane
+        assert lane is not None
+        neutral = [e.math.splat(_neutral(op)) for op in phase.reductions]
+        flat = [v for _ in range(self.s.unroll) for v in neutral]
+        width = len(neutral)
+
+        def nest(rest: Sequence[int], values: Values) -> Values:
+            if rest:
+
+                def step(i: Number, vs: Values) -> Values:
+                    self.env[rest[0]] = Index(i)
+                    return nest(rest[1:], vs)
+
+                return loop(e, 0, self._size(e, rest[0]), 1, values, step)
+
+            def element(i: Number, vs: Values) -> Values:
+                self.env[lane] = Index(i, 1)
+                return self._element(phase, vs)
+
+            sets = [values[u * width : (u + 1) * width] for u in range(self.s.unroll)]
+            return [v for s in lane_loop(e, 0, self._size(e, lane), self.s.unroll, sets, element) for v in s]
+
+        out = nest(list(classes), flat)
+        for n, op in enumerate(phase.reductions):
+            parts = out[n::width]
+            value = parts[0]
+            for p in parts[1:]:
+                value = _combine(op, value, p)
+            value = _across(op, value)
+            self._publish(op, _combine(op, value, self._init(op)))
+
+    def _element(self, phase: _Phase, carried: Values) -> Values:
+        """One vector: all reductions and stores of a phase."""
+        e = self.e
+        e.math.enter()
+        out = []
+        for op, acc in zip(phase.reductions, carried):
+            (new,) = e.body(op, self._loops(op), [acc])
+            if isinstance(acc.type, ir.VectorType):
+                new = e.math.splat(new)
+            if e.mask is not None and self.horizontal:
+                new = arith.select(e.mask, new, acc)
+            out.append(new)
+        for v in phase.keep:
+            place, point = self._access_buffer(v)
+            old, e.mask = e.mask, None
+            e.mask = old
+            value = e.value(v, self._point_of(v))
+            e.mask = None
+            e.store(place, point, value)
+            e.mask = old
+        for n in phase.stores:
+            v = self.k.results[n]
+            point = self._point_of(v)
+            e.store(self.out[n], point, e.value(v, point))
+        e.math.leave()
+        return out
+
+    def _init(self, op: ir.Operation) -> ir.Value:
+        """The value that a reduction starts from."""
+        return self.e.value(op.operands[len(op.operands) - 1], ())
+
+    def _start(self, op: ir.Operation, init: ir.Value) -> ir.Value:
+        return init if self.s.lane is None else self.e.math.splat(init)
+
+    def _publish(self, op: ir.Operation, value: ir.Value) -> None:
+        self.e.known[op.results[0]] = lambda point: value
+
+
+def _dear(op: ir.Operation) -> bool:
+    """Whether a value is worth a trip through the cache: transcendental functions, gathers, several operands."""
+    names = [st.operation(o).name for o in op.regions[0].blocks[0].operations]
+    cheap = {"math.absf", "math.fma", "math.sqrt"}
+    if any((n.startswith("math.") and n not in cheap) or n in ("tensor.extract", "arith.divf") for n in names):
+        return True
+    return len(st.inputs(op)) > 1 and len(names) > 2 or any(
+        (p := st.owner(v)) is not None and st.kind(p) == "elementwise" and _dear(p) for v in st.inputs(op)
+    )
+
+
+def combiner(op: ir.Operation) -> ir.Operation:
+    """The op of a reduction's body that combines the accumulator with an element."""
+    block = op.regions[0].blocks[0]
+    accumulator = list(block.arguments)[-1]
+    users = [st.operation(u.owner) for u in accumulator.uses]
+    if len(users) != 1 or len(users[0].operands) != 2:
+        raise CompileError("a reduction that is not one combining op")
+    return users[0]
+
+
+_KINDS = {
+    "arith.addf": ("ADD", 0.0),
+    "arith.addi": ("ADD", 0),
+    "arith.mulf": ("MUL", 1.0),
+    "arith.muli": ("MUL", 1),
+    "arith.maximumf": ("MAXIMUMF", float("-inf")),
+    "arith.minimumf": ("MINIMUMF", float("inf")),
+    "arith.maxsi": ("MAXSI", "min"),
+    "arith.minsi": ("MINSI", "max"),
+    "arith.maxui": ("MAXUI", 0),
+    "arith.minui": ("MINUI", "ones"),
+    "arith.andi": ("AND", "ones"),
+    "arith.ori": ("OR", 0),
+}
+
+
+def _neutral(op: ir.Operation) -> ir.Value:
+    kind = builders.element_type(op.results[0])
+    name = combiner(op).name
+    if name not in _KINDS:
+        raise CompileError(f"no neutral element for a reduction with {name}")
+    value = _KINDS[name][1]
+    if isinstance(value, str):
+        width = kind.width
+        value = {"min": -(1 << (width - 1)), "max": (1 << (width - 1)) - 1, "ones": -1}[value]
+        if width == 1:
+            value = {"min": 1, "max": 0, "ones": 1}[_KINDS[name][1]]  # type: ignore[index]
+    return builders.constant(kind, value)  # type: ignore[arg-type]
+
+
+def _combine(op: ir.Operation, a: ir.Value, b: ir.Value) -> ir.Value:
+    return ir.Operation.create(combiner(op).name, results=[a.type], operands=[a, b]).results[0]
+
+
+def _across(op: ir.Operation, value: ir.Value) -> ir.Value:
+    """Combine the lanes of a vector; sums of floats may be reassociated."""
+    kind = getattr(vector.CombiningKind, _KINDS[combiner(op).name][0])
+    fast = arith.FastMathFlags.reassoc if combiner(op).name in ("arith.addf", "arith.mulf") else None
+    if fast is not None:
+        return vector.reduction(value.type.element_type, kind, value, fastmath=fast)
+    return vector.reduction(value.type.element_type, kind, value)

@@ -1,0 +1,101 @@
+"""Loop building: scf.for from numbers, lane loops with unrolled vectors and a masked tail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...dialects import builders
+from ...dialects.mlir import arith, ir, scf, vector
+from .evaluate import Evaluator
+from .lanes import Number
+
+Values = list[ir.Value]
+
+
+def loop(
+    e: Evaluator, begin: Number, end: Number, step: int, carried: Sequence[ir.Value], body: Callable[[Number, Values], Values]
+) -> Values:
+    """`for i = begin to end step`, with loop-carried values; none or one iteration known beforehand needs no loop."""
+    if isinstance(begin, int) and isinstance(end, int):
+        if end <= begin:
+            return list(carried)
+        if end - begin <= step:
+            return body(begin, list(carried))
+    m = e.math
+    op = scf.ForOp(m.value(begin), m.value(end), m.value(step), list(carried))
+    e.math.enter()
+    with ir.InsertionPoint(op.body):
+        out = body(op.induction_variable, list(op.inner_iter_args))
+        scf.YieldOp(out)
+    e.math.leave()
+    return list(op.results)
+
+
+def lane_loop(
+    e: Evaluator,
+    begin: Number,
+    end: Number,
+    unroll: int,
+    carried: Sequence[Values],
+    body: Callable[[Number, Values], Values],
+) -> list[Values]:
+    """Walk [begin, end) in vectors, `unroll` of them per iteration; `carried[u]` are the accumulators of vector u.
+
+    `body(first element, accumulators)` builds one vector; `e.mask` is set where lanes lie past the end.
+    """
+    lanes = e.lanes
+    block = lanes * unroll
+    m = e.math
+    width = len(carried[0]) if carried else 0
+    sets = [list(c) for c in carried] if carried else [[] for _ in range(unroll)]
+
+    def full(i: Number, flat: Values) -> Values:
+        out: Values = []
+        for u in range(unroll):
+            out += body(m.add(i, u * lanes), flat[u * width : (u + 1) * width])
+        return out
+
+    length = m.sub(end, begin)
+    if isinstance(length, int):
+        flat = loop(e, begin, m.add(begin, length // block * block), block, [v for s in sets for v in s], full)
+        sets = [flat[u * width : (u + 1) * width] for u in range(unroll)]
+        rest = length % block
+        at = length - rest
+        for u in range(-(-rest // lanes)):
+            left = rest - u * lanes
+            if left < lanes:
+                e.mask = constant_mask(e, left)
+            sets[u] = body(m.add(begin, at + u * lanes), sets[u])
+            e.mask = None
+        return sets
+    whole = m.mul(m.floordiv(length, block), block)
+    middle = m.add(begin, whole)
+    flat = loop(e, begin, middle, block, [v for s in sets for v in s], full)
+    sets = [flat[u * width : (u + 1) * width] for u in range(unroll)]
+
+    def tail(i: Number, flat: Values) -> Values:
+        e.mask = vector.create_mask(e.math.vector_type(ir.IntegerType.get_signless(1)), [m.value(m.sub(end, i))])
+        out = body(i, flat)
+        e.mask = None
+        return out
+
+    sets[0] = loop(e, middle, end, lanes, sets[0], tail)
+    return sets
+
+
+def constant_mask(e: Evaluator, n: int) -> ir.Value:
+    return e.math.once(
+        ("mask", n), lambda: vector.constant_mask(e.math.vector_type(ir.IntegerType.get_signless(1)), [n])
+    )
+
+
+def delinearize(e: Evaluator, i: Number, counts: Sequence[Number]) -> list[Number]:
+    """The coordinates of a linear number in a grid, outermost first."""
+    out: list[Number] = []
+    for n in reversed(counts[1:]):
+        out.append(e.math.mod(i, n))
+        i = e.math.floordiv(i, n)
+    return [i, *reversed(out)] if counts else []
+
+
+__all__ = ["arith", "builders", "constant_mask", "delinearize", "lane_loop", "loop"]
