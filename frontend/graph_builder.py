@@ -299,6 +299,33 @@ class GraphBuilder:
             out = self.reshape(out, [1 if d in dims else s for d, s in enumerate(x.shape)])
         return out
 
+    def window_reduce(
+        self,
+        shape: Sequence[Extent],
+        window: Sequence[Extent],
+        inputs: Sequence[tuple[T, ir.AffineMap]],
+        combine: str,
+        acc: torch.dtype,
+        body: Callable[..., ir.Value],
+    ) -> T:
+        """Reduce over a window at every place of `shape`: `body(coordinates, *scalars)` gives the element of dtype `acc`.
+
+        Coordinates are those of `shape`, then those of `window`; the maps of the inputs are over both.
+        """
+        rank, total = len(shape), len(shape) + len(window)
+        init = builders.fill(self.sizes(shape), scalar(acc, neutral(combine, acc)))
+        # Nothing else says how large the window is: an operand that is not read has its shape.
+        extent = builders.empty(self.sizes(window), mlir_type(acc))
+        maps = [m for _, m in inputs] + [builders.projection(total, range(rank, total)), builders.projection(total, range(rank))]
+
+        def region(*block: ir.Value) -> list[ir.Value]:
+            at = [linalg.IndexOp(d).result for d in range(total)]
+            return [combiner(combine, acc)(body(at, *block[: len(inputs)]), block[-1])]
+
+        values = [x.value for x, _ in inputs] + [extent]
+        (value,) = builders.generic(values, [init], maps, "p" * rank + "r" * len(window), region)
+        return T(value, tuple(shape), acc)
+
     # Views
 
     def reshape(self, x: T, shape: Sequence[Extent]) -> T:
@@ -335,6 +362,8 @@ class GraphBuilder:
 
     def slice(self, x: T, offsets: Sequence[Extent], shape: Sequence[Extent], steps: Sequence[int]) -> T:
         shape = tuple(normal(s) for s in shape)
+        if any(same(s, 0) for s in shape):
+            return self.full(shape, x.dtype, 0)
         value = builders.extract_slice(x.value, self.sizes(offsets), self.sizes(shape), list(steps))
         return T(value, shape, x.dtype)
 

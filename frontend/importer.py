@@ -22,6 +22,7 @@ from typing import Any
 import sympy
 import torch
 import torch.fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ..dialects import builders
 from ..dialects.mlir import arith, func, ir
@@ -228,7 +229,8 @@ class _Importer:
         if n.op == "get_attr":
             return self._attribute(n)
         numbers = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
-        if isinstance(n.meta.get("val"), numbers) and not isinstance(n.target, torch._ops.OpOverload):
+        reads_data = isinstance(n.target, torch._ops.OpOverload) and n.target not in _SIZES
+        if isinstance(n.meta.get("val"), numbers) and not reads_data:
             return self._number(n.meta["val"])
         import operator
 
@@ -265,7 +267,12 @@ class _Importer:
         return e if isinstance(e, int) else Scalar(e)
 
     def _attribute(self, n: torch.fx.Node) -> Any:
-        """A constant tensor of the graph module: an input of our own."""
+        """A constant tensor of the graph module: a number (`x[0] = 5`) is one in the IR too."""
+        value = getattr(self.gm, str(n.target), None)
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and value.dtype in SUPPORTED:
+            with unset_fake_temporarily():
+                number = value.item()
+            return self.b.full(tuple(value.shape), value.dtype, number)
         raise CompileError(f"graph attribute {n.target} was not lifted to an input", node=n.format_node(), stage="import")
 
     def _check_dtypes(self, n: torch.fx.Node) -> None:
@@ -333,6 +340,9 @@ class _Importer:
             path, _, line = found.rpartition(":")
             return ir.Location.name(n.name, ir.Location.file(path, int(line), 0))
         return ir.Location.name(n.name)
+
+
+_SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default, torch.ops.aten.sym_stride.int)
 
 
 class _Boxed:

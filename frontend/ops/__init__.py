@@ -1,3 +1,18 @@
 """Lowerings of ATen ops to linalg, one module per family. Importing this package registers them."""
 
-from . import activations, contractions, convolution, creation, normalisation, padding, pointwise, reductions, views  # noqa: F401
+from . import (  # noqa: F401
+    activations,
+    contractions,
+    convolution,
+    creation,
+    indexing,
+    left_to_aten,
+    normalisation,
+    padding,
+    pointwise,
+    pooling,
+    rearranging,
+    reductions,
+    resampling,
+    views,
+)

@@ -1,0 +1,44 @@
+"""Ops that have no lowering on purpose, with the reason that the user reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..registry import Unsupported, lowers
+
+aten = torch.ops.aten
+
+_RANDOM = "random numbers come from ATen's generator"
+_ATTENTION = "attention stays ATen's flash kernel for now"
+_WRITES = "writes at positions that data decides"
+_SORTS = "sorting"
+_SCANS = "running sums along a dim"
+
+REASONS: dict[Any, str] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _ATTENTION,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _ATTENTION,
+    **dict.fromkeys(
+        (aten.rand, aten.randn, aten.randint, aten.rand_like, aten.randn_like, aten.randint_like, aten.randperm, aten.bernoulli,
+         aten.native_dropout, aten.multinomial, aten.normal, aten.uniform, aten.exponential, aten.normal_functional),
+        _RANDOM,
+    ),
+    **dict.fromkeys(
+        (aten.index_put, aten._unsafe_index_put, aten.index_add, aten.index_copy, aten.scatter_reduce,
+         aten.embedding_dense_backward, aten.masked_scatter, aten.put),
+        _WRITES,
+    ),
+    **dict.fromkeys((aten.sort, aten.topk, aten.argsort, aten.kthvalue, aten.median, aten.mode, aten.unique_dim), _SORTS),
+    **dict.fromkeys((aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.cummax, aten.cummin), _SCANS),
+}  # fmt: skip
+
+
+def _register(target: Any, reason: str) -> None:
+    @lowers(target)
+    def left(*_: Any, **__: Any) -> Any:
+        raise Unsupported(reason)
+
+
+for _target, _reason in REASONS.items():
+    _register(_target, _reason)

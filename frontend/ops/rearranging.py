@@ -1,0 +1,171 @@
+"""Ops that read a tensor at computed positions: flip, roll, windows, diagonals, and writing one tensor into another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...dialects import builders
+from ...dialects.mlir import arith, ir, tensor
+from ..dtypes import scalar
+from ..graph_builder import Extent, GraphBuilder, T, product, same
+from ..registry import Unsupported, lowers
+from .padding import extent
+from .pointwise import out_shape
+from .views import clamp_bound, position
+
+aten, prims = torch.ops.aten, torch.ops.prims
+INT = arith.CmpIPredicate
+
+
+@lowers(aten.flip.default, prims.rev.default)
+def flip(b: GraphBuilder, node: Any, x: T, dims: Sequence[int]) -> T:
+    dims = [d % x.rank for d in dims]
+
+    def body(at: list[ir.Value]) -> ir.Value:
+        for d in dims:
+            at[d] = arith.subi(arith.subi(b.index(x.shape[d]), builders.index(1)), at[d])
+        return tensor.extract(x.value, at)
+
+    return b.from_indices(x.shape, [], x.dtype, body)
+
+
+@lowers(aten.roll.default)
+def roll(b: GraphBuilder, node: Any, x: T, shifts: Any, dims: Any = ()) -> T:
+    shifts = [extent(s) for s in ([shifts] if not isinstance(shifts, (list, tuple)) else shifts)]
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    if not dims:
+        return b.reshape(_roll(b, b.reshape(x, [product(x.shape)]), shifts, [0]), x.shape)
+    return _roll(b, x, shifts, [d % x.rank for d in dims])
+
+
+def _roll(b: GraphBuilder, x: T, shifts: Sequence[Extent], dims: Sequence[int]) -> T:
+    if not all(isinstance(s, int) for s in shifts):
+        raise Unsupported("roll by an amount known only at run time")
+    total = {d: 0 for d in dims}
+    for d, s in zip(dims, shifts):
+        total[d] += s  # type: ignore[operator]
+
+    def body(at: list[ir.Value]) -> ir.Value:
+        for d, shift in total.items():
+            size = x.shape[d]
+            if isinstance(size, int):
+                size, amount = b.index(size), builders.index(shift % max(size, 1))
+            else:
+                size = b.index(size)
+                amount = arith.remsi(builders.index(shift), size)
+                amount = arith.select(
+                    arith.cmpi(INT.slt, amount, builders.index(0)), arith.addi(amount, size), amount
+                )
+            i = arith.subi(at[d], amount)
+            at[d] = arith.select(arith.cmpi(INT.slt, i, builders.index(0)), arith.addi(i, size), i)
+        return tensor.extract(x.value, at)
+
+    return b.from_indices(x.shape, [], x.dtype, body)
+
+
+@lowers(aten.unfold.default, aten.unfold_copy.default)
+def unfold(b: GraphBuilder, node: Any, x: T, dim: int, size: int, step: int) -> T:
+    if x.rank == 0:
+        return b.reshape(x, out_shape(node))
+    dim %= x.rank
+
+    def body(at: list[ir.Value]) -> ir.Value:
+        *at, k = at
+        at[dim] = arith.addi(arith.muli(at[dim], builders.index(step)), k)
+        return tensor.extract(x.value, at)
+
+    return b.from_indices(out_shape(node), [], x.dtype, body)
+
+
+@lowers(aten.diagonal.default, aten.diagonal_copy.default)
+def diagonal(b: GraphBuilder, node: Any, x: T, offset: int = 0, dim1: int = 0, dim2: int = 1) -> T:
+    dim1, dim2 = dim1 % x.rank, dim2 % x.rank
+    row, column = max(0, -offset), max(0, offset)
+
+    def body(at: list[ir.Value]) -> ir.Value:
+        *rest, i = at
+        found = {dim1: arith.addi(i, builders.index(row)), dim2: arith.addi(i, builders.index(column))}
+        return tensor.extract(x.value, [found[d] if d in found else rest.pop(0) for d in range(x.rank)])
+
+    return b.from_indices(out_shape(node), [], x.dtype, body)
+
+
+@lowers(aten.tril.default, aten.triu.default)
+def triangle(b: GraphBuilder, node: Any, x: T, diagonal: int = 0) -> T:
+    keep = INT.sle if node.target is aten.tril.default else INT.sge
+
+    def body(at: list[ir.Value], u: ir.Value) -> ir.Value:
+        inside = arith.cmpi(keep, arith.subi(at[-1], at[-2]), builders.index(diagonal))
+        return arith.select(inside, u, scalar(x.dtype, 0))
+
+    return b.from_indices(x.shape, [x], x.dtype, body)
+
+
+# One tensor written into another
+
+
+def _write(b: GraphBuilder, x: T, source: T, dim: int, start: Extent, step: int) -> T:
+    """x with `source` at start, start + step, ... along `dim`."""
+    length = source.shape[dim]
+
+    def body(at: list[ir.Value], u: ir.Value) -> ir.Value:
+        i = arith.subi(at[dim], b.index(start))
+        inside = arith.cmpi(INT.sge, i, builders.index(0))
+        if step != 1:
+            inside = arith.andi(
+                inside, arith.cmpi(INT.eq, arith.remsi(i, builders.index(step)), builders.index(0))
+            )
+            i = arith.divsi(i, builders.index(step))
+        inside = arith.andi(inside, arith.cmpi(INT.slt, i, b.index(length)))
+        at[dim] = arith.select(inside, i, builders.index(0))
+        return arith.select(inside, tensor.extract(source.value, at), u)
+
+    return b.from_indices(x.shape, [x], x.dtype, body)
+
+
+@lowers(aten.slice_scatter.default)
+def slice_scatter(
+    b: GraphBuilder, node: Any, x: T, source: T, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> T:
+    dim %= x.rank
+    source = b.convert(source, x.dtype)
+    if same(source.shape[dim], x.shape[dim]):
+        return source
+    if same(source.shape[dim], 0):
+        return x
+    return _write(b, x, source, dim, clamp_bound(start, x.shape[dim], 0), step)
+
+
+@lowers(aten.select_scatter.default)
+def select_scatter(b: GraphBuilder, node: Any, x: T, source: T, dim: int, index: Any) -> T:
+    dim %= x.rank
+    source = b.reshape(b.convert(source, x.dtype), [*x.shape[:dim], 1, *x.shape[dim + 1 :]])
+    return _write(b, x, source, dim, position(index, x.shape[dim]), 1)
+
+
+@lowers(aten.slice_backward.default)
+def slice_backward(b: GraphBuilder, node: Any, grad: T, sizes: Any, dim: int, start: Any, end: Any, step: int) -> T:
+    shape = out_shape(node)
+    zeros = b.full(shape, grad.dtype, 0)
+    dim %= grad.rank
+    begin = clamp_bound(start, shape[dim], 0)
+    if same(grad.shape[dim], 0):
+        return zeros
+    if step == 1:
+        low: list[Extent] = [begin if d == dim else 0 for d in range(grad.rank)]
+        high = [s - low[d] - grad.shape[d] for d, s in enumerate(shape)]
+        return b.pad(grad, low, high, 0)
+    return _write(b, zeros, grad, dim, begin, step)
+
+
+@lowers(aten.select_backward.default)
+def select_backward(b: GraphBuilder, node: Any, grad: T, sizes: Any, dim: int, index: Any) -> T:
+    shape = out_shape(node)
+    dim %= len(shape)
+    begin = position(index, shape[dim])
+    grad = b.reshape(grad, [*shape[:dim], 1, *shape[dim + 1 :]])
+    low: list[Extent] = [begin if d == dim else 0 for d in range(grad.rank)]
+    return b.pad(grad, low, [s - low[d] - grad.shape[d] for d, s in enumerate(shape)], 0)
