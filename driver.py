@@ -110,7 +110,7 @@ def compile_graph(
 
     seconds: dict[str, float] = {}
     start = time.perf_counter()
-    function, kernels = run_graph_passes(module, writes, observer)
+    function, kernels = run_graph_passes(module, writes, target, observer)
     seconds["graph passes"] = time.perf_counter() - start
     start = time.perf_counter()
     compiled = compile_kernels(kernels, target, options)
@@ -128,7 +128,7 @@ def find_main(module: ir.Module) -> ir.Operation:
 
 
 def run_graph_passes(
-    module: ir.Module, writes: Sequence[int], observer: Observer | None = None
+    module: ir.Module, writes: Sequence[int], target: Target, observer: Observer | None = None
 ) -> tuple[ir.Operation, list[Kernel]]:
     """Everything up to the outlined kernels, in place."""
     from .passes.fold_transposes import fold_transposes
@@ -136,6 +136,7 @@ def run_graph_passes(
     from .passes.layouts import Layouts
     from .passes.materialize import materialize
     from .passes.outline import outline
+    from .passes.pack import PackShape, pack
     from .passes.sink_reshapes import sink_reshapes
 
     see = observer or (lambda name, what: None)
@@ -153,6 +154,8 @@ def run_graph_passes(
         fold_transposes(function)
         clean.run(module.operation)
         see("sink-reshapes", module)
+        pack(function, PackShape(target.vector_bits // 16))
+        see("pack", module)
         materialize(function, writes)
         see("materialize", module)
         fuse(function, Layouts(function).shapes)

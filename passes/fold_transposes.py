@@ -26,7 +26,7 @@ def fold_transposes(function: ir.Operation) -> None:
             _compose(op)
         elif op.name == "linalg.generic":
             fold_operands(op)
-            if st.kind(op) == "elementwise" and "linalg.index" not in str(op.regions[0].blocks[0]):
+            if st.kind(op) == "elementwise" and not st.uses_index(op):
                 follow_operand(op)
 
 

@@ -55,7 +55,7 @@ def _expansion(value: ir.Value) -> tuple[ir.Value, list[list[int]]] | None:
 
 def _groups(op: ir.Operation) -> list[list[int]] | None:
     """Loops to merge, as lists in order, if some operand is an expansion and all operands agree."""
-    if "linalg.index" in str(op.regions[0].blocks[0]):
+    if st.uses_index(op):
         return None
     maps = [st.map_dims(m) for m in st.maps(op)]
     iterators = st.iterators(op)

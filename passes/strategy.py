@@ -13,6 +13,7 @@ from . import structure as st
 
 if TYPE_CHECKING:
     from ..lowering.target import Target
+    from .vectorize.contraction import Roles
     from .vectorize.kernel import KernelFunction
 
 
@@ -48,7 +49,8 @@ class ContractionStrategy:
     columns: int
     row: int | None
     lane: int | None
-    merged: dict[int, int] = field(default_factory=dict)
+    dot: int | None = None
+    """The reduction class that has the vector lanes, for products of few rows; `lane` is then walked by scalars."""
     grain: int = 1
     kind: str = "contraction"
 
@@ -157,26 +159,39 @@ def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     d = kernel.domain
     r = roles(kernel)
     n = lanes(kernel, target)
+    dot = _dot(kernel, r)
     columns = 1
-    if r.lane is not None and _known(d.sizes[r.lane]) > n:
+    if dot is not None:
+        columns = 4
+    elif r.lane is not None and _known(d.sizes[r.lane]) > n:
         columns = 2
     budget = 28 if target.vector_bits == 512 else 12
-    limit = budget // columns
+    limit = max(1, (budget if dot is None else 16) // columns)
     rows = 1
-    merged: dict[int, int] = {}
     if r.row is not None:
-        size = merged[r.row] = 0
-        merged.clear()
         size = d.sizes[r.row]
-        if isinstance(size, int):
-            rows = -(-size // -(-size // limit))
-        else:
-            rows = limit
-    work = 1
+        rows = -(-size // max(1, -(-size // limit))) if isinstance(size, int) else limit
+    work = rows * columns * (n if dot is None else 1) // 8
     for c in r.reductions:
         work *= _known(d.sizes[c])
-    work *= rows * columns * n // 8
-    return ContractionStrategy(n, rows, columns, r.row, r.lane, merged, max(1, WORK_PER_THREAD // max(work, 1)))
+    return ContractionStrategy(n, max(rows, 1), columns, r.row, r.lane, dot, max(1, WORK_PER_THREAD // max(work, 1)))
+
+
+def _dot(kernel: KernelFunction, r: Roles) -> int | None:
+    """A reduction class along which both operands are contiguous, if the lanes are better off there.
+
+    That is when the operand with the lane class is not contiguous along it, and the rows are too few to pay for packing.
+    """
+    op = kernel.domain.anchor
+    steps = [a.steps for a in kernel.accesses.items if a.op == op and not a.store]
+    if len(steps) != 2 or r.lane is None:
+        return None
+    if any(s.get(r.lane, 0) == 1 for s in steps):
+        return None
+    for c in reversed(r.reductions):
+        if all(s.get(c) == 1 for s in steps):
+            return c
+    return None
 
 
 def write_strategy(function: ir.Operation, strategy: Strategy) -> None:

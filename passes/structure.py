@@ -92,6 +92,16 @@ def captured(op: ir.Operation) -> list[ir.Value]:
     return list(out)
 
 
+def body_ops(op: ir.Operation) -> list[ir.Operation]:
+    """The ops of a one-block region."""
+    return [operation(o) for o in op.regions[0].blocks[0].operations]
+
+
+def uses_index(op: ir.Operation) -> bool:
+    """Whether the body of a generic asks for its coordinates."""
+    return any(o.name == "linalg.index" for o in body_ops(op))
+
+
 def tensors_read(op: ir.Operation) -> list[ir.Value]:
     """All tensors that an op reads, those of its region included, but not inits."""
     return [*inputs(op), *(v for v in captured(op) if is_tensor(v))]

@@ -26,7 +26,7 @@ from . import entry
 from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
-from .nest import Values, constant_mask, delinearize, loop
+from .nest import Values, constant_mask, delinearize, lane_loop, loop
 
 
 @dataclass
@@ -99,7 +99,7 @@ class _Contraction:
         self.r = roles(kernel)
         self.op = kernel.domain.anchor
         self.env: dict[int, Index] = {}
-        self.width = strategy.lanes * strategy.columns
+        self.width = strategy.columns * (strategy.lanes if strategy.dot is None else 1)
 
     def _size(self, e: Evaluator, c: int) -> Number:
         return e.size(self.k.domain.sizes[c])
@@ -153,6 +153,9 @@ class _Contraction:
             self._rows(first, self.s.columns, None, row_block)
             return
         left = e.math.sub(size, first)
+        if self.s.dot is not None:
+            self._columns(first, e.math.minimum(e.math.add(first, self.width), size), row_block)
+            return
         if isinstance(size, int) and size < self.width:
             self._tail(first, size, row_block)
             return
@@ -167,6 +170,15 @@ class _Contraction:
                     self._tail(first, size % self.width if isinstance(size, int) else left, row_block)
                 scf.YieldOp([])
                 e.math.leave()
+
+    def _columns(self, first: Number, end: Number, row_block: Number) -> None:
+        """Dot form, a last block of columns: one at a time."""
+
+        def column(i: Number, _: Values) -> Values:
+            self._rows(i, 1, None, row_block)
+            return []
+
+        loop(self.e, first, end, 1, [], column)
 
     def _tail(self, first: Number, left: Number, row_block: Number) -> None:
         e = self.e
@@ -214,15 +226,42 @@ class _Contraction:
     def _tile(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> None:
         e = self.e
         e.math.enter()
+        if self.s.dot is not None:
+            assert first is not None
+            self._dot_tile(rows, [Index(e.math.add(first, j)) for j in range(len(masks))])
+            e.math.leave()
+            return
         lanes = [Index(0)] if first is None else [Index(e.math.add(first, j * e.lanes), 1) for j in range(len(masks))]
         start = e.math.splat(e.value(self.op.operands[2], ()))  # type: ignore[union-attr]
         acc = self._reduce(list(self.r.reductions), rows, lanes, masks, [start] * (len(rows) * len(lanes)))
         self._store(rows, lanes, masks, acc)
         e.math.leave()
 
+    def _dot_tile(self, rows: list[Index], columns: list[Index]) -> None:
+        """Rows times columns of sums along the lanes, combined at the end."""
+        e = self.e
+        none: list[ir.Value | None] = [None] * len(columns)
+        start = e.value(self.op.operands[2], ())  # type: ignore[union-attr]
+        zero = e.math.splat(builders.constant(start.type, 0))
+        acc = self._reduce(list(self.r.reductions), rows, columns, none, [zero] * (len(rows) * len(columns)))
+        floating = not isinstance(start.type, ir.IntegerType)
+        sums = []
+        for v in acc:
+            extra = {"fastmath": arith.FastMathFlags.reassoc} if floating else {}
+            total = vector.reduction(start.type, vector.CombiningKind.ADD, v, **extra)
+            sums.append(arith.addf(total, start) if floating else arith.addi(total, start))
+        self._store(rows, columns, none, sums)
+
     def _reduce(
         self, classes: list[int], rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values
     ) -> Values:
+        if classes and classes[0] == self.s.dot:
+
+            def block(i: Number, values: Values) -> Values:
+                self.env[classes[0]] = Index(i, 1)
+                return self._reduce(classes[1:], rows, lanes, [self.e.mask] * len(lanes), values)
+
+            return lane_loop(self.e, 0, self._size(self.e, classes[0]), 1, [acc], block)[0]
         if classes:
 
             def step(i: Number, values: Values) -> Values:

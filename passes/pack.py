@@ -1,0 +1,201 @@
+"""Give contractions operands that their register kernels can stream: lanes contiguous, blocks of them next to each other.
+
+    contraction %x[m, k], %w[n, k]                     %p = generic: [n/32][k][32] from %w       (its own kernel)
+                                             ->        contraction %x[m, k], %p[n floordiv 32, k, n mod 32]
+
+The lane loop is the result's last dim. An operand that walks over it with step one in memory is left alone, unless it is
+a weight (a graph input), which is packed once and kept (`runtime.weights`); a product of few rows with a weight that is
+contiguous along k is left to the dot-product form. Operands of 16-bit floats that the rows broadcast are widened by their
+producers: a scalar bf16 load per multiplication would cost more than the product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..dialects import builders
+from ..dialects.mlir import arith, ir, tensor
+from ..dialects.sizes import normal
+from . import structure as st
+from .layouts import Layouts
+
+PASS_NAME = "mlirc-pack"
+
+
+@dataclass(frozen=True)
+class PackShape:
+    """Columns per block: the lanes of one register tile."""
+
+    block: int
+
+
+def pack(function: ir.Operation, shape: PackShape) -> None:
+    """Rewrite the contractions and convolutions of the function's block."""
+    layouts = Layouts(function)
+    for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
+        if st.kind(op) in ("contraction", "convolution"):
+            _pack(op, shape, layouts)
+
+
+def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts) -> None:
+    maps = st.maps(op)
+    out = st.map_dims(maps[2])
+    sizes = layouts.shapes.of(op.results[0])
+    order = [d for d, n in zip(out, sizes) if n != 1]
+    if not order or order[-1] is None:
+        return
+    lane = order[-1]
+    used = [lane in _plain(maps[i]) for i in (0, 1)]
+    if used[0] == used[1]:
+        return
+    side = 0 if used[0] else 1
+    _widen_rows(op, 1 - side, layouts)
+    operand = op.operands[side]
+    dims = st.map_dims(maps[side])
+    if None in dims or _few_rows(op, layouts, side):
+        return
+    at = dims.index(lane)
+    layout = layouts.of(operand)
+    weight = st.owner(layout.root) is None
+    contiguous = layout.strides[at] == 1
+    rows = [n for d, n in zip(out, sizes) if d != lane and d is not None and d not in dims]
+    if contiguous and not weight:
+        return
+    if contiguous and all(isinstance(n, int) for n in sizes) and sizes[-1] <= shape.block:  # type: ignore[operator]
+        return
+    if not rows:
+        return
+    extents = layouts.shapes.of(operand)
+    if not isinstance(extents[at], int):
+        # Unknown number of columns: only make the lanes contiguous.
+        if not contiguous:
+            _transpose_only(op, side, at, layouts)
+        return
+    block = shape.block if extents[at] > shape.block // 2 else shape.block // 2
+    _blocked(op, side, at, block, layouts)
+
+
+def _few_rows(op: ir.Operation, layouts: Layouts, side: int) -> bool:
+    """Whether the rows are so few (known, at most 4) that the lanes had better run along a reduction.
+
+    Then both operands have to be contiguous along it, as a weight [n, k] is.
+    """
+    maps = [st.map_dims(m) for m in st.maps(op)]
+    sizes = dict(zip(maps[2], layouts.shapes.of(op.results[0])))
+    rows = 1
+    for d in maps[1 - side]:
+        if d in sizes and d not in maps[side]:
+            if not isinstance(sizes[d], int):
+                return False
+            rows *= sizes[d]
+    if rows > 4 or None in maps[0] or None in maps[1]:
+        return False
+    steps = [dict(zip(maps[i], layouts.of(op.operands[i]).strides)) for i in (0, 1)]
+    iterators = st.iterators(op)
+    return any(iterators[d] == "reduction" and steps[1].get(d) == 1 for d, n in steps[0].items() if n == 1)
+
+
+def _plain(m: ir.AffineMap) -> set[int]:
+    return {d for d in st.map_dims(m) if d is not None}
+
+
+def _widen_rows(op: ir.Operation, side: int, layouts: Layouts) -> None:
+    """Two-byte floats that are broadcast become f32 in an op of their own, which fuses with what makes them."""
+    v = op.operands[side]
+    element = builders.element_type(v)
+    acc = builders.element_type(op.results[0])
+    if element == acc or not isinstance(element, (ir.BF16Type, ir.F16Type)):
+        return
+    with ir.InsertionPoint(op), op.location:
+        rank = len(st.shape(v))
+        sizes = _sizes(v, layouts)
+        init = builders.empty(sizes, acc)
+        (wide,) = builders.generic(
+            [v], [init], [builders.identity(rank)] * 2, "p" * rank, lambda x, _: [arith.extf(acc, x)]
+        )
+    op.operands[side] = wide
+    _retype(op, side, acc)
+
+
+def _retype(op: ir.Operation, side: int, acc: ir.Type) -> None:
+    """The body's block argument has the new element type; its extf is then the identity."""
+    argument = op.regions[0].blocks[0].arguments[side]
+    argument.set_type(acc)
+    for use in list(argument.uses):
+        user = st.operation(use.owner)
+        if user.name == "arith.extf":
+            user.results[0].replace_all_uses_with(argument)
+            user.erase()
+
+
+def _sizes(value: ir.Value, layouts: Layouts) -> list[builders.Size]:
+    layouts.sizes.forget()
+    return [s if isinstance(s, int) else layouts.sizes.value(normal(s)) for s in layouts.shapes.of(value)]  # type: ignore[arg-type]
+
+
+def _transpose_only(op: ir.Operation, side: int, at: int, layouts: Layouts) -> None:
+    """A copy with the lane dim last."""
+    v = op.operands[side]
+    with ir.InsertionPoint(op), op.location:
+        sizes = _sizes(v, layouts)
+        order = [d for d in range(len(sizes)) if d != at] + [at]
+        init = builders.empty([sizes[d] for d in order], builders.element_type(v))
+        rank = len(sizes)
+        source = builders.projection(rank, [order.index(d) for d in range(rank)])
+        (copy,) = builders.generic([v], [init], [source, builders.identity(rank)], "p" * rank, lambda x, _: [x])
+    _reread(op, side, copy, [st.maps(op)[side].results[d] for d in order])
+
+
+def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts) -> None:
+    """[..., n, ...] becomes [..., n / block, (the reduced dims), block], padded with zeros to whole blocks."""
+    v = op.operands[side]
+    m = st.maps(op)[side]
+    loops = st.map_dims(m)
+    iterators = st.iterators(op)
+    reduced = [d for d in range(len(loops)) if iterators[loops[d]] == "reduction"]  # type: ignore[index]
+    batch = [d for d in range(len(loops)) if d != at and d not in reduced]
+    reduced.sort(key=lambda d: loops[d])  # type: ignore[arg-type, return-value]
+    with ir.InsertionPoint(op), op.location:
+        sizes = _sizes(v, layouts)
+        n = sizes[at]
+        assert isinstance(n, int)
+        if n % block:
+            v = _pad(v, at, -n % block, sizes)
+            n += -n % block
+        order = [*batch, at, *reduced]
+        shape = [n // block if d == at else sizes[d] for d in order] + [block]
+        rank = len(shape)
+        dims: list[ir.AffineExpr] = [None] * len(sizes)  # type: ignore[list-item]
+        for k, d in enumerate(order):
+            dims[d] = ir.AffineDimExpr.get(k)
+        dims[at] = ir.AffineExpr.get_add(
+            ir.AffineExpr.get_mul(dims[at], ir.AffineConstantExpr.get(block)), ir.AffineDimExpr.get(rank - 1)
+        )
+        init = builders.empty(shape, builders.element_type(v))
+        maps = [ir.AffineMap.get(rank, 0, dims), builders.identity(rank)]
+        (packed,) = builders.generic([v], [init], maps, "p" * rank, lambda x, _: [x])
+        st.operation(packed.owner).attributes["mlirc.pack"] = ir.UnitAttr.get()
+    lane = m.results[at]
+    size = ir.AffineConstantExpr.get(block)
+    exprs = [ir.AffineExpr.get_floor_div(lane, size) if d == at else m.results[d] for d in order]
+    exprs.append(ir.AffineExpr.get_mod(lane, size))
+    _reread(op, side, packed, exprs)
+
+
+def _pad(v: ir.Value, at: int, amount: int, sizes: list[builders.Size]) -> ir.Value:
+    shape = [s + amount if d == at else s for d, s in enumerate(sizes)]  # type: ignore[operator]
+    zeros = [0] * len(sizes)
+    high = [amount if d == at else 0 for d in range(len(sizes))]
+    element = builders.element_type(v)
+    op = tensor.PadOp(builders.tensor_type(shape, element), v, [], [], zeros, high)
+    block = op.regions[0].blocks.append(*[ir.IndexType.get()] * len(sizes))
+    with ir.InsertionPoint(block):
+        tensor.YieldOp(builders.constant(element, 0))
+    return op.result
+
+
+def _reread(op: ir.Operation, side: int, value: ir.Value, exprs: list[ir.AffineExpr]) -> None:
+    maps = st.maps(op)
+    maps[side] = ir.AffineMap.get(maps[side].n_dims, 0, exprs)
+    op.operands[side] = value
+    op.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps])
