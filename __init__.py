@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .lowering.target import Target as Target
     from .options import Options as Options
     from .passes.registry import register_pass as register_pass
+    from .passes.registry import register_strategy as register_strategy
     from .runtime.weights import invalidate as invalidate
 
 _HOMES = {
@@ -26,9 +27,10 @@ _HOMES = {
     "CompileError": (".errors", "CompileError"),
     "Target": (".lowering.target", "Target"),
     "register_pass": (".passes.registry", "register_pass"),
+    "register_strategy": (".passes.registry", "register_strategy"),
 }
 
-__all__ = ["CompileError", "Options", "Target", "backend", "explain", "invalidate", "register_pass"]
+__all__ = ["CompileError", "Options", "Target", "backend", "explain", "invalidate", "register_pass", "register_strategy"]
 
 
 def __getattr__(name: str) -> object:

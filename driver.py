@@ -23,6 +23,7 @@ from .lowering.to_llvm import lower_to_llvm_ir
 from .options import Options
 from .passes import structure as st
 from .passes.expand_math import expand_math
+from .passes.registry import NOTHING, UserCode, UserFile, load, read_files
 from .passes.strategy import select_strategy, write_strategy
 from .passes.vectorize import KernelFunction, vectorize
 
@@ -34,19 +35,28 @@ Observer = Callable[[str, object], None]
 """Called with the name of a stage and what it produced: an `ir.Module`, an op or a text."""
 
 
-def compile_kernel(text: str, target: Target, symbol: str, observer: Observer | None = None) -> bytes:
+def compile_kernel(
+    text: str,
+    target: Target,
+    symbol: str,
+    observer: Observer | None = None,
+    user: UserCode = NOTHING,
+    *,
+    locations: bool = False,
+) -> bytes:
     """Compile the text of one kernel to an object file that exports `symbol`.
 
     Raises CompileError. `observer` sees every stage: `kernel`, `strategy`, `vector`, each pass of the lowering,
-    `llvm` and `asm`.
+    `llvm` and `asm`. `user` is code of the user's own. With `locations`, those of `text` become debug locations.
     """
     see = observer or (lambda name, what: None)
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.parse(text)
         see("kernel", module)
+        user.run_after("kernel", module, see)
         function = st.operation(module.body.operations[0])
         kernel = KernelFunction(function)
-        strategy = select_strategy(kernel, target)
+        strategy = user.strategy(kernel, target, select_strategy(kernel, target))
         if observer:
             write_strategy(function, strategy)
             see("strategy", module)
@@ -56,10 +66,12 @@ def compile_kernel(text: str, target: Target, symbol: str, observer: Observer | 
             vectors.operation.verify()
         except ir.MLIRError as e:
             raise CompileError(f"the vectorizer built invalid IR: {e}", stage="vectorize") from None
+        user.run_after("vector", vectors, see)
         PassManager.parse("builtin.module(canonicalize,cse)").run(vectors.operation)
         expand_math(vectors)
         see("math", vectors)
-        llvm_text = lower_to_llvm_ir(vectors, observer)
+        user.run_after("math", vectors, see)
+        llvm_text = lower_to_llvm_ir(vectors, observer, locations=locations)
     llvm_text = to_llvm22(llvm_text)
     see("llvm", llvm_text)
     if observer:
@@ -67,9 +79,9 @@ def compile_kernel(text: str, target: Target, symbol: str, observer: Observer | 
     return emit_object(llvm_text, target)
 
 
-def compile_kernel_job(text: str, target: Target, symbol: str) -> bytes:
-    """What the worker processes run."""
-    return compile_kernel(text, target, symbol)
+def compile_kernel_job(text: str, target: Target, symbol: str, files: tuple[UserFile, ...] = ()) -> bytes:
+    """What the worker processes run. `files` are those of the option `passes`, contents included."""
+    return compile_kernel(text, target, symbol, user=load(files))
 
 
 @dataclass
@@ -110,10 +122,11 @@ def compile_graph(
 
     seconds: dict[str, float] = {}
     start = time.perf_counter()
-    function, kernels = run_graph_passes(module, writes, target, observer)
+    user = load(read_files(options.passes))
+    function, kernels = run_graph_passes(module, writes, target, observer, user)
     seconds["graph passes"] = time.perf_counter() - start
     start = time.perf_counter()
-    compiled = compile_kernels(kernels, target, options)
+    compiled = compile_kernels(kernels, target, options, user)
     seconds["kernels"] = time.perf_counter() - start
     planned = build_plan(function, symbols, n_outputs, [k.symbol for k in compiled])
     return CompiledGraph(planned, compiled, seconds)
@@ -128,44 +141,25 @@ def find_main(module: ir.Module) -> ir.Operation:
 
 
 def run_graph_passes(
-    module: ir.Module, writes: Sequence[int], target: Target, observer: Observer | None = None
+    module: ir.Module, writes: Sequence[int], target: Target, observer: Observer | None = None, user: UserCode = NOTHING
 ) -> tuple[ir.Operation, list[Kernel]]:
     """Everything up to the outlined kernels, in place."""
-    from .passes.fold_transposes import fold_transposes
-    from .passes.fuse import fuse
-    from .passes.layouts import Layouts
-    from .passes.materialize import materialize
-    from .passes.outline import outline
-    from .passes.pack import PackShape, pack
-    from .passes.sink_reshapes import sink_reshapes
+    from .passes.pipeline import GRAPH_PASSES, Graph
 
     see = observer or (lambda name, what: None)
-    clean = PassManager.parse("builtin.module(canonicalize,cse)")
-    function = find_main(module)
-    see("linalg", module)
+    graph = Graph(module, find_main(module), writes, target)
     with ir.Location.unknown():
-        clean.run(module.operation)
-        see("canonicalize", module)
-        fold_transposes(function)
-        clean.run(module.operation)
-        see("fold-transposes", module)
-        sink_reshapes(function)
-        clean.run(module.operation)
-        fold_transposes(function)
-        clean.run(module.operation)
-        see("sink-reshapes", module)
-        pack(function, PackShape(target.vector_bits // 16))
-        see("pack", module)
-        materialize(function, writes)
-        see("materialize", module)
-        fuse(function, Layouts(function).shapes)
-        see("fusion", module)
-        kernels = outline(function, writes)
-        see("outline", function)
-    return function, kernels
+        for name, step in GRAPH_PASSES.items():
+            step(graph)
+            see(name, module)
+            if user.run_after(name, module, see):
+                graph.function = find_main(module)
+    return graph.function, graph.kernels
 
 
-def compile_kernels(kernels: Sequence[Kernel], target: Target, options: Options) -> list[CompiledKernel]:
+def compile_kernels(
+    kernels: Sequence[Kernel], target: Target, options: Options, user: UserCode = NOTHING
+) -> list[CompiledKernel]:
     """All kernels of a graph, from the cache or in the workers."""
     from .runtime.cache import kernel_key, pack, unpack
     from .runtime.pool import WorkerError, get_pool
@@ -175,25 +169,26 @@ def compile_kernels(kernels: Sequence[Kernel], target: Target, options: Options)
     waiting: list[tuple[int, str, Future[bytes]]] = []
     pool = get_pool(options)
     for i, k in enumerate(kernels):
-        key = kernel_key(k.text, target.key(), "")
+        key = kernel_key(k.text, target.key(), user.kernel_key())
         symbol = f"mlirc_{key[:24]}"
         found = cache.get(key) if cache else None
         if found is not None:
             _, code = unpack(found)
             out[i] = CompiledKernel(k.name, symbol, code, k.origins, k.text)
             continue
-        waiting.append((i, key, pool.submit("mlirc.driver:compile_kernel_job", k.text, target, symbol)))
+        waiting.append((i, key, pool.submit("mlirc.driver:compile_kernel_job", k.text, target, symbol, user.kernel_files)))
     for i, key, future in waiting:
         k = kernels[i]
         try:
             code = future.result()
         except WorkerError as e:
-            raise CompileError(e.reason, kernel=k.name, stage=e.kind, reproducer=write_reproducer(k, target)) from e
+            raise CompileError(e.reason, kernel=k.name, stage=e.kind, reproducer=write_reproducer(k, target, options)) from e
         except CompileError as e:
-            raise CompileError(e.reason, kernel=k.name, stage=e.stage, reproducer=write_reproducer(k, target)) from e
+            path = write_reproducer(k, target, options)
+            raise CompileError(e.reason, source=e.source, kernel=k.name, stage=e.stage, reproducer=path) from e
         except Exception as e:
             raise CompileError(
-                f"{type(e).__name__}: {e}", kernel=k.name, stage="kernel", reproducer=write_reproducer(k, target)
+                f"{type(e).__name__}: {e}", kernel=k.name, stage="kernel", reproducer=write_reproducer(k, target, options)
             ) from e
         if cache:
             cache.put(key, pack({"name": k.name}, code))
@@ -218,7 +213,7 @@ def kernel_cache(options: Options):  # type: ignore[no-untyped-def]
     return _caches[place]
 
 
-def write_reproducer(kernel: Kernel, target: Target) -> str:
+def write_reproducer(kernel: Kernel, target: Target, options: Options) -> str:
     """Save a failing kernel with the command that compiles it again; returns the path."""
     import tempfile
 
@@ -227,5 +222,6 @@ def write_reproducer(kernel: Kernel, target: Target) -> str:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, f"{kernel.name}-{digest}.mlir")
     with open(path, "w") as f:
-        f.write(f"// mlirc dump {path} --target {target.name}\n{kernel.text}")
+        passes = "".join(f" --passes {os.path.abspath(p)}" for p in options.passes)
+        f.write(f"// mlirc dump {path} --target {target.name}{passes}\n{kernel.text}")
     return path

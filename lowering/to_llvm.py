@@ -38,6 +38,9 @@ PIPELINE: tuple[str, ...] = (
     "cse",
 )
 
+STEPS: tuple[str, ...] = ("expand-for-x86", *PIPELINE, "split-tile-zeros")
+"""What an observer is told about."""
+
 Observer = Callable[[str, ir.Module], None]
 
 

@@ -1,0 +1,68 @@
+"""The stages of a compilation, by name and in order: what runs on a whole graph, and what runs on each kernel.
+
+Dumps, error messages and passes of the user's own all go by these names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..dialects.mlir import PassManager, ir
+from .fold_transposes import fold_transposes
+from .fuse import fuse
+from .layouts import Layouts
+from .materialize import materialize
+from .outline import Kernel, outline
+from .pack import PackShape, pack
+from .sink_reshapes import sink_reshapes
+
+if TYPE_CHECKING:
+    from ..lowering.target import Target
+
+
+@dataclass
+class Graph:
+    """What the graph passes work on: `function` is `@main` of `module`; the last one fills `kernels`."""
+
+    module: ir.Module
+    function: ir.Operation
+    writes: Sequence[int]
+    target: Target
+    kernels: list[Kernel] = field(default_factory=list)
+
+    def clean(self) -> None:
+        """Drop what is dead or there twice."""
+        PassManager.parse("builtin.module(canonicalize,cse)").run(self.module.operation)
+
+
+def _sink_reshapes(graph: Graph) -> None:
+    sink_reshapes(graph.function)
+    graph.clean()
+    _fold_transposes(graph)
+
+
+def _fold_transposes(graph: Graph) -> None:
+    fold_transposes(graph.function)
+    graph.clean()
+
+
+def _outline(graph: Graph) -> None:
+    graph.kernels = outline(graph.function, graph.writes)
+
+
+GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
+    "linalg": lambda graph: None,
+    "canonicalize": Graph.clean,
+    "fold-transposes": _fold_transposes,
+    "sink-reshapes": _sink_reshapes,
+    "pack": lambda graph: pack(graph.function, PackShape(graph.target.vector_bits // 16)),
+    "materialize": lambda graph: materialize(graph.function, graph.writes),
+    "fusion": lambda graph: fuse(graph.function, Layouts(graph.function).shapes),
+    "outline": _outline,
+}
+"""`linalg` is the graph as it was imported; after `outline` it consists of calls of kernels."""
+
+KERNEL_STAGES = ("kernel", "vector", "math")
+"""The stages of a kernel that a pass can follow: linalg on tensors, vectors in loops, and these with `math` expanded."""
