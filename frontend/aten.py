@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -25,6 +27,20 @@ def tensor_at(address: int, shape: Sequence[int], strides: Sequence[int], dtype:
     return torch.frombuffer(memory, dtype=dtype, count=extent).as_strided(tuple(shape), tuple(strides))
 
 
+_profilers = 0
+
+
+@contextlib.contextmanager
+def profiling() -> Iterator[None]:
+    """Add up the seconds of each call back into ATen in `AtenCall.seconds` meanwhile, in all threads."""
+    global _profilers
+    _profilers += 1
+    try:
+        yield
+    finally:
+        _profilers -= 1
+
+
 def host_step(call: AtenCall, planned: HostCall) -> Callable[[Frame], None]:
     """The function that the program calls in place of a native step."""
     operands = [(o.pointer, o.shape, o.strides, spec.dtype) for o, spec in zip(planned.operands, call.operands)]
@@ -37,6 +53,13 @@ def host_step(call: AtenCall, planned: HostCall) -> Callable[[Frame], None]:
     target = call.target
 
     def step(frame: Frame) -> None:
+        if not _profilers:
+            return run(frame)
+        start = time.perf_counter()
+        run(frame)
+        call.seconds += time.perf_counter() - start
+
+    def run(frame: Frame) -> None:
         tensors = [
             tensor_at(frame.address(p), [frame.size(s) for s in shape], [frame.size(s) for s in strides], dtype)
             for p, shape, strides, dtype in operands

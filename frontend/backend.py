@@ -35,7 +35,11 @@ def mlirc(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str 
     target = Target.parse(chosen.target)
     target.check_runnable()
     get_pool(chosen).warm_up()
-    compiler = functools.partial(compile_fx, options=chosen, target=target)
+    return capture(gm, example_inputs, functools.partial(compile_fx, options=chosen, target=target))
+
+
+def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compiler: Callable[..., Any]) -> Any:
+    """AOTAutograd as mlirc wants it: `compiler(gm, inputs, direction=...)` gets functional ATen graphs."""
     return aot_autograd(
         fw_compiler=functools.partial(compiler, direction="forward"),
         bw_compiler=functools.partial(compiler, direction="backward"),

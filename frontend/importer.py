@@ -65,6 +65,8 @@ class AtenCall:
     reason: str
     node: str
     source: str | None
+    seconds: float = 0.0
+    """Spent in this call while `frontend.aten.profiling` was on."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..driver import CompiledGraph
-from .importer import ImportedGraph
+from .importer import AtenCall, ImportedGraph
 
 
 @dataclass
@@ -16,6 +18,7 @@ class AtenNode:
     op: str
     reason: str
     source: str | None
+    call: AtenCall = field(repr=False, compare=False)
 
 
 @dataclass
@@ -35,7 +38,7 @@ class GraphReport:
         cls, direction: str, graph: ImportedGraph, compiled: CompiledGraph, seconds: dict[str, float]
     ) -> "GraphReport":
         used = {h.name for h in compiled.planned.hosts}
-        aten = [AtenNode(c.node, str(c.target), c.reason, c.source) for c in graph.aten_calls if c.name in used]
+        aten = [AtenNode(c.node, str(c.target), c.reason, c.source, c) for c in graph.aten_calls if c.name in used]
         names = [k.name for k in compiled.kernels]
         return cls(direction, graph.nodes, aten, names, len(compiled.planned.plan.steps), None, seconds)
 
@@ -48,6 +51,7 @@ class GraphReport:
 
 
 _reports: list[GraphReport] = []
+_listeners: list[list[GraphReport]] = []
 
 
 def record(report: GraphReport) -> None:
@@ -55,6 +59,8 @@ def record(report: GraphReport) -> None:
     from torch._dynamo.utils import counters
 
     _reports.append(report)
+    for listener in _listeners:
+        listener.append(report)
     del _reports[:-1000]
     counters["mlirc"]["graphs"] += 1
     for a in report.aten:
@@ -64,3 +70,15 @@ def record(report: GraphReport) -> None:
 def recorded() -> list[GraphReport]:
     """The graphs compiled so far, oldest first."""
     return list(_reports)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[list[GraphReport]]:
+    """A list of the graphs that are compiled meanwhile, in all threads."""
+    mine: list[GraphReport] = []
+    _listeners.append(mine)
+    try:
+        yield mine
+    finally:
+        # By identity: two listeners that have heard the same are equal.
+        _listeners[:] = [other for other in _listeners if other is not mine]
