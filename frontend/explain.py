@@ -1,0 +1,185 @@
+"""`mlirc.explain`: what a model becomes. Graphs, kernels, what is left to ATen and what that costs, time per compile stage."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .aten import profiling
+from .backend import mlirc as compile_with_mlirc
+from .report import GraphReport, listening
+
+RUNS = 3
+"""Timed calls for the shares of run time."""
+
+
+@dataclass
+class LeftToAten:
+    """A node that ATen runs: why, the user's source line, and its share (0 to 1) of the time of a call."""
+
+    node: str
+    op: str
+    reason: str
+    source: str | None
+    share: float
+
+
+@dataclass
+class Report:
+    """What `explain` found, over all graphs."""
+
+    graphs: list[GraphReport]
+    nodes: int
+    """Compiled FX nodes; those left to ATen come on top."""
+    aten: list[LeftToAten]
+    """Dearest first."""
+    kernels: list[str]
+    stages: dict[str, float]
+    """Compile seconds per stage; `torch` is Dynamo and AOTAutograd."""
+    run_seconds: float
+    """Of one call, backward pass included if there is one."""
+    graph_breaks: dict[str, int] = field(default_factory=dict)
+    """Reason -> how often; each ends a graph."""
+
+    @property
+    def aten_calls(self) -> dict[str, str]:
+        """Op -> the reason why it is left to ATen."""
+        return {a.op: a.reason for a in self.aten}
+
+    @property
+    def aten_share(self) -> float:
+        """Share of run time (0 to 1) that is spent in calls back into ATen."""
+        return sum(a.share for a in self.aten)
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=140).print(self)
+        return text.getvalue()
+
+    def __rich__(self) -> RenderableType:
+        if not self.graphs:
+            return Text("mlirc: no graph reached the backend")
+        parts: list[RenderableType] = [self._graph_table()]
+        if self.aten:
+            parts.append(self._aten_table())
+        else:
+            parts.append(Text("Nothing is left to ATen."))
+        parts.append(Text(f"{len(self.kernels)} kernels: {', '.join(self.kernels)}"))
+        times = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.stages.items())
+        parts.append(Text(f"Compile time: {times}. Run time: {self.run_seconds * 1e3:.2f} ms a call."))
+        for reason, count in self.graph_breaks.items():
+            parts.append(Text(f"Graph break ({count}x): {reason.strip().splitlines()[0]}"))
+        return Group(*parts)
+
+    def _graph_table(self) -> Table:
+        table = Table(title="Graphs", title_justify="left")
+        table.add_column("graph")
+        for heading in ("nodes compiled", "left to ATen", "kernels", "steps of a call"):
+            table.add_column(heading, justify="right")
+        for number, g in enumerate(self.graphs):
+            left = len(g.aten)
+            table.add_row(f"{number} {g.direction}", str(g.nodes - left), str(left), str(len(g.kernels)), str(g.calls))
+        return table
+
+    def _aten_table(self) -> Table:
+        title = f"Left to ATen ({self.aten_share:.1%} of run time)"
+        table = Table("node", "op", "reason", "source", title=title, title_justify="left")
+        table.add_column("share", justify="right")
+        for a in self.aten:
+            source = Text(_relative(a.source or "?"), overflow="fold")
+            table.add_row(Text(a.node), Text(a.op), Text(a.reason), source, f"{a.share:.1%}")
+        return table
+
+
+def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+    """Compile `model` for these arguments as `torch.compile(model, backend="mlirc")` would, call it, print and return a report.
+
+    Follows the mode that it is called in: with gradients enabled and parameters that require them, the backward graphs are
+    compiled and timed as well. The model is called a few times; its buffers, the arguments and the random state are
+    restored afterwards, gradients are not accumulated. Nothing that the user has compiled before is touched.
+    Options come from MLIRC_OPTIONS. Raises what the compilation raises.
+    """
+    model = getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None) or model
+    report = _measure(model, args, kwargs)
+    Console().print(report)
+    return report
+
+
+def _measure(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
+    from torch._dynamo.utils import counters
+
+    # A backend that Dynamo has not seen yet: what was compiled before for the same code is not reused, and stays.
+    def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        return compile_with_mlirc(gm, example_inputs)
+
+    compiled = torch.compile(model, backend=backend, isolate_recompiles=True)  # type: ignore[call-overload]
+    breaks = dict(counters["graph_break"])
+    with _restored(model, args, kwargs), listening() as graphs:
+        first = _timed_call(model, compiled, args, kwargs)
+        _timed_call(model, compiled, args, kwargs)
+        calls = [call for graph in graphs for call in graph.aten]
+        for call in calls:
+            call.call.seconds = 0.0
+        with profiling():
+            total = sum(_timed_call(model, compiled, args, kwargs) for _ in range(RUNS))
+    left = [LeftToAten(c.node, c.op, c.reason, c.source, c.call.seconds / total) for c in calls]
+    stages: dict[str, float] = {}
+    for graph in graphs:
+        for name, seconds in graph.seconds.items():
+            stages[name] = stages.get(name, 0.0) + seconds
+    return Report(
+        graphs=list(graphs),
+        nodes=sum(g.nodes - len(g.aten) for g in graphs),
+        aten=sorted(left, key=lambda a: -a.share),
+        kernels=[k for g in graphs for k in g.kernels],
+        stages={"torch": max(0.0, first - sum(stages.values()) - total / RUNS), **stages},
+        run_seconds=total / RUNS,
+        graph_breaks={k: n - breaks.get(k, 0) for k, n in counters["graph_break"].items() if n > breaks.get(k, 0)},
+    )
+
+
+def _timed_call(model: Callable[..., Any], compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """Seconds of one call, with its backward pass if gradients flow."""
+    start = time.perf_counter()
+    got = compiled(*args, **kwargs)
+    outputs = [x for x in pytree.tree_leaves(got) if isinstance(x, torch.Tensor) and x.requires_grad]
+    if outputs:
+        parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        wanted = [x for x in (*parameters, *tensors) if x.requires_grad]
+        if wanted:
+            torch.autograd.grad(outputs, wanted, [torch.ones_like(x) for x in outputs], allow_unused=True)
+    return time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def _restored(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """Put back buffers and arguments that the calls write to, and the random state."""
+    buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
+    tensors = [*buffers, *(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))]
+    saved = [(x, x.detach().clone()) for x in tensors]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, old in saved:
+                    if not torch.equal(tensor, old):
+                        tensor.copy_(old)
+
+
+def _relative(source: str) -> str:
+    """A path below the working directory without it."""
+    here = os.getcwd() + os.sep
+    return source[len(here) :] if source.startswith(here) else source
