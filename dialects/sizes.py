@@ -5,6 +5,8 @@ Division is `sympy.floor(a / b)` here. Every symbol is a positive integer.
 
 from __future__ import annotations
 
+import ast
+import functools
 from typing import Union
 
 import sympy
@@ -28,19 +30,50 @@ def normal(expr: object) -> Extent:
     return int(expr) if expr.is_Integer else expr
 
 
+def _modulo(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    return a - b * sympy.floor(a / b)
+
+
+_FUNCTIONS = {
+    "Integer": sympy.Integer,
+    "Max": sympy.Max,
+    "Min": sympy.Min,
+    "floor": sympy.floor,
+    "ceiling": sympy.ceiling,
+    "FloorDiv": lambda a, b: sympy.floor(a / b),
+    "CleanDiv": lambda a, b: sympy.floor(a / b),
+    "CeilDiv": lambda a, b: sympy.ceiling(a / b),
+    "Mod": _modulo,
+    "PythonMod": _modulo,
+    "PowByNatural": lambda a, b: a**b,
+    "Identity": lambda a: a,
+}
+
+
 class _Names(dict):
     def __missing__(self, name: str) -> object:
         if name.startswith("__"):
             raise KeyError(name)
-        return {"Max": sympy.Max, "Min": sympy.Min, "floor": sympy.floor, "Mod": sympy.Mod}.get(name) or symbol(name)
+        return _FUNCTIONS.get(name) or symbol(name)
 
 
+class _Exact(ast.NodeTransformer):
+    """1/3 is a rational number, not a float."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if not isinstance(node.value, int):
+            return node
+        return ast.copy_location(ast.Call(ast.Name("Integer", ast.Load()), [node], []), node)
+
+
+@functools.lru_cache(maxsize=65536)
 def parse(text: str) -> Extent:
     """The text of an expression, as `str` of torch's or sympy's writes it."""
     if text.lstrip("-").isdigit():
         return int(text)
     try:
-        return normal(eval(text, {"__builtins__": {}}, _Names()))  # noqa: S307 - our own attribute text
+        tree = ast.fix_missing_locations(_Exact().visit(ast.parse(text, mode="eval")))
+        return normal(eval(compile(tree, "<size>", "eval"), {"__builtins__": {}}, _Names()))  # noqa: S307 - our own text
     except Exception as e:
         raise CompileError(f"cannot read the size expression {text!r}") from e
 

@@ -83,6 +83,8 @@ class _Fusion:
         number = self.position[op]
         self.groups[number] = [op]
         self.group_of[op] = number
+        if "mlirc.write" in op.attributes:
+            return
         candidates = sorted({g for v in st.tensors_read(op) for g in self._producers(v)}, reverse=True)
         refused = []
         for g in candidates:

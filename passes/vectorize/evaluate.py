@@ -114,7 +114,7 @@ class Evaluator:
     def body(self, op: ir.Operation, loops: Sequence[Index], accumulators: Sequence[ir.Value] = ()) -> list[ir.Value]:
         """Evaluate a linalg.generic's body at a point of its loops; returns what it yields.
 
-        `accumulators` stand for its init operands.
+        `accumulators` stand for its init operands; without them these are evaluated too.
         """
         block = op.regions[0].blocks[0]
         env: dict[ir.Value, Any] = {}
@@ -122,8 +122,13 @@ class Evaluator:
             if any(True for _ in argument.uses):
                 point = tuple(self.math.affine(e, loops) for e in m.results)
                 env[argument] = self.value(operand, point)
-        for argument, a in zip(list(block.arguments)[len(st.inputs(op)) :], accumulators):
-            env[argument] = a
+        n = len(st.inputs(op))
+        for i, argument in enumerate(list(block.arguments)[n:]):
+            if i < len(accumulators):
+                env[argument] = accumulators[i]
+            elif any(True for _ in argument.uses):  # a reduction over no dims at all
+                point = tuple(self.math.affine(e, loops) for e in st.maps(op)[n + i].results)
+                env[argument] = self.value(op.operands[n + i], point)
         return self.region(block, env, loops)
 
     def region(self, block: ir.Block, env: dict[ir.Value, Any], loops: Sequence[Index]) -> list[ir.Value]:
