@@ -111,21 +111,24 @@ def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     Options come from MLIRC_OPTIONS. Raises what the compilation raises.
     """
     model = getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None) or model
-    report = _measure(model, args, kwargs)
+    report = measure(model, args, kwargs)
     Console().print(report)
     return report
 
 
-def _measure(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
+def measure(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any] | None = None
+) -> Report:
+    """`explain` with options and without printing."""
     from torch._dynamo.utils import counters
 
     # A backend that Dynamo has not seen yet: what was compiled before for the same code is not reused, and stays.
     def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
-        return compile_with_mlirc(gm, example_inputs)
+        return compile_with_mlirc(gm, example_inputs, options=options)
 
     compiled = torch.compile(model, backend=backend, isolate_recompiles=True)  # type: ignore[call-overload]
     breaks = dict(counters["graph_break"])
-    with _restored(model, args, kwargs), listening() as graphs:
+    with restored(model, args, kwargs), listening() as graphs:
         first = _timed_call(model, compiled, args, kwargs)
         _timed_call(model, compiled, args, kwargs)
         calls = [call for graph in graphs for call in graph.aten]
@@ -152,6 +155,12 @@ def _measure(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 def _timed_call(model: Callable[..., Any], compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     """Seconds of one call, with its backward pass if gradients flow."""
     start = time.perf_counter()
+    call(model, compiled, args, kwargs)
+    return time.perf_counter() - start
+
+
+def call(model: Callable[..., Any], compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Call `compiled`, and differentiate its outputs if gradients flow; none is accumulated."""
     got = compiled(*args, **kwargs)
     outputs = [x for x in pytree.tree_leaves(got) if isinstance(x, torch.Tensor) and x.requires_grad]
     if outputs:
@@ -160,11 +169,10 @@ def _timed_call(model: Callable[..., Any], compiled: Callable[..., Any], args: t
         wanted = [x for x in (*parameters, *tensors) if x.requires_grad]
         if wanted:
             torch.autograd.grad(outputs, wanted, [torch.ones_like(x) for x in outputs], allow_unused=True)
-    return time.perf_counter() - start
 
 
 @contextlib.contextmanager
-def _restored(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+def restored(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
     """Put back buffers and arguments that the calls write to, and the random state."""
     buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
     tensors = [*buffers, *(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))]

@@ -41,6 +41,9 @@ PIPELINE: tuple[str, ...] = (
 STEPS: tuple[str, ...] = ("expand-for-x86", *PIPELINE, "split-tile-zeros")
 """What an observer is told about."""
 
+LOCATION_STEPS = ("first-locations", "ensure-debug-info-scope-on-llvm-func")
+"""What comes on top with locations."""
+
 Observer = Callable[[str, ir.Module], None]
 
 
@@ -54,8 +57,8 @@ def lower_to_llvm_ir(module: ir.Module, observer: Observer | None = None, *, loc
     """
     steps = [("expand-for-x86", _expand_for_x86), *((name, _pass(name)) for name in PIPELINE), ("split-tile-zeros", _split_tile_zeros)]
     if locations:
-        scopes = "ensure-debug-info-scope-on-llvm-func"
-        steps += [("first-locations", _first_locations), (scopes, _pass(scopes))]
+        first, scopes = LOCATION_STEPS
+        steps += [(first, _first_locations), (scopes, _pass(scopes))]
     for name, step in steps:
         try:
             step(module)

@@ -18,11 +18,12 @@ from __future__ import annotations
 import contextvars
 import functools
 import hashlib
+import re
 import sys
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -135,7 +136,9 @@ def register_pass(*, after: str, name: str | None = None) -> Callable[[F], F]:
         code = _current(function)
         if code is not None:
             own = name or function.__name__.replace("_", "-")
-            if own in stage_names(code):
+            if not re.fullmatch(r"[\w.-]+", own):
+                raise ValueError(f"mlirc: {own!r} is no name for a pass; letters, digits, '.', '-' and '_' are")
+            if own in (*graph_stages(code), *kernel_stages(code, locations=True)):
                 raise ValueError(f"mlirc: there is a stage {own!r} already; give the pass another name=")
             code.passes.append(UserPass(own, after, function, function.__code__.co_filename))
         return function
@@ -165,17 +168,31 @@ def _current(function: Callable[..., Any]) -> UserCode | None:
     return code
 
 
-def stage_names(code: UserCode = NOTHING) -> list[str]:
-    """Names of the stages that dumps refer to, those of the user's own passes included, in order and without repetition."""
-    from ..lowering.to_llvm import STEPS
+def graph_stages(code: UserCode = NOTHING) -> list[str]:
+    """Names of what a dump shows of a whole graph, passes of the user's own included, in order."""
     from .pipeline import GRAPH_PASSES
 
-    names = Names()
-    out: list[str] = []
-    for stage in ["torch", "fx", *GRAPH_PASSES, "kernel", "strategy", "vector", "math", *STEPS, "llvm", "asm"]:
-        out.append(names.of(stage))
-        out += [p.name for p in code.passes if p.after == stage]
-    return out
+    return ["torch", "fx", *_with_passes(GRAPH_PASSES, code)]
+
+
+def kernel_stages(code: UserCode = NOTHING, locations: bool = False) -> list[str]:
+    """Names of what a dump shows of one kernel. With `locations`, steps that only then are there are included."""
+    from ..lowering.to_llvm import LOCATION_STEPS, STEPS
+
+    names = kernel_names()
+    last = [*STEPS, *(LOCATION_STEPS if locations else ()), "llvm", "asm"]
+    return [names.of(stage) for stage in (*_with_passes(("kernel", "strategy", "vector", "math"), code), *last)]
+
+
+def kernel_names() -> Names:
+    """For what an observer of one kernel is told."""
+    from .pipeline import GRAPH_PASSES
+
+    return Names(("torch", "fx", *GRAPH_PASSES))
+
+
+def _with_passes(stages: Iterable[str], code: UserCode) -> list[str]:
+    return [name for stage in stages for name in (stage, *(p.name for p in code.passes if p.after == stage))]
 
 
 class Names:
