@@ -83,7 +83,7 @@ def trace(value: ir.Value, inside: set[ir.Operation]) -> tuple[ir.Value, list[in
     elif op.name == "tensor.cast":
         dims = list(range(rank))
     elif op.name == "tensor.extract_slice":
-        dims = [d if source[d] == mine[d] and source[d] >= 0 else None for d in range(rank)]
+        dims = [d if source[d] == mine[i] and source[d] >= 0 else None for i, d in enumerate(st.slice_dims(op))]
     else:
         wide, narrow = (source, mine) if op.name == "tensor.collapse_shape" else (mine, source)
         for n, group in enumerate(st.reassociation(op)):

@@ -88,7 +88,7 @@ class Layouts:
                 for o, s in zip(offsets, source.strides):
                     offset = offset + (o if isinstance(o, int) else self.sizes.expr(o)) * s
                 strides = tuple(normal(s * k) for s, k in zip(source.strides, steps))
-                return Layout(source.root, normal(offset), strides)
+                return Layout(source.root, normal(offset), tuple(strides[d] for d in st.slice_dims(op)))
             case "tensor.collapse_shape":
                 out: list[Extent] = []
                 for group in st.reassociation(op):

@@ -50,6 +50,7 @@ class _Outline:
         self.layouts = Layouts(function)
         self.kernels: list[Kernel] = []
         self.by_text: dict[str, int] = {}
+        self.replaced: list[ir.Operation] = []
         self.result_strides = self._written(writes)
 
     def _written(self, writes: Sequence[int]) -> dict[int, ir.Value]:
@@ -64,6 +65,10 @@ class _Outline:
                 groups.setdefault(ir.IntegerAttr(op.attributes["mlirc.group"]).value, []).append(op)
         for ops in groups.values():
             self._replace(ops)
+        # Not sooner: a new op may get the address of an erased one, and with it what is remembered about it.
+        for o in sorted(self.replaced, key={st.operation(o): i for i, o in enumerate(self.block.operations)}.__getitem__, reverse=True):
+            if not any(True for r in o.results for _ in r.uses):
+                o.erase()
         self._sort()
         return self.kernels
 
@@ -87,9 +92,7 @@ class _Outline:
             op.attributes["mlirc.write"] = writes[0]
         for old, new in zip(stored, op.results):
             old.replace_all_uses_with(new)
-        for o in reversed(members):
-            if not any(True for r in o.results for _ in r.uses):
-                o.erase()
+        self.replaced += members
 
     def _share(self, body: "_Body", ops: list[ir.Operation]) -> int:
         text, located = body.texts()

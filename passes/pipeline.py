@@ -57,8 +57,8 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "canonicalize": Graph.clean,
     "fold-transposes": _fold_transposes,
     "sink-reshapes": _sink_reshapes,
-    "pack": lambda graph: pack(graph.function, PackShape(graph.target.vector_bits // 16)),
     "materialize": lambda graph: materialize(graph.function, graph.writes),
+    "pack": lambda graph: pack(graph.function, PackShape(graph.target.vector_bits // 16)),
     "fusion": lambda graph: fuse(graph.function, Layouts(graph.function).shapes),
     "outline": _outline,
 }

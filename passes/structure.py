@@ -187,7 +187,7 @@ class Shapes:
                 full = integers(op.attributes["static_sizes"])
                 left = [self.leaf(v) for v in list(op.operands)[1 + n[0] : 1 + n[0] + n[1]]]
                 sizes = [s if s >= 0 else left.pop(0) for s in full]
-                return sizes if len(sizes) == len(static) else [None] * len(static)
+                return [sizes[d] for d in slice_dims(op)]
             case "tensor.pad":
                 source = self.of(op.operands[0])
                 low, high = pads(op)
@@ -231,3 +231,14 @@ def slice_parts(op: ir.Operation) -> tuple[list[int | ir.Value], list[int]]:
     static = integers(op.attributes["static_offsets"])
     left = list(op.operands)[1:]
     return [s if s >= 0 else left.pop(0) for s in static], integers(op.attributes["static_strides"])
+
+
+def slice_dims(op: ir.Operation) -> list[int]:
+    """The source dim of each result dim of a tensor.extract_slice, which may drop dims of size one."""
+    sizes = integers(op.attributes["static_sizes"])
+    kept: list[int] = []
+    want = shape(op.results[0])
+    for d, s in enumerate(sizes):
+        if len(kept) < len(want) and want[len(kept)] == s:
+            kept.append(d)
+    return kept

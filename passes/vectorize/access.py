@@ -189,7 +189,8 @@ class _Walker:
             out = dims
         elif op.name == "tensor.extract_slice":
             _, steps = st.slice_parts(op)
-            out = [None if f is None else {c: n * k for c, n in f.items()} for f, k in zip(dims, steps)]
+            for f, d in zip(dims, st.slice_dims(op)):
+                out[d] = None if f is None else {c: n * steps[d] for c, n in f.items()}
         else:
             wide = source if op.name == "tensor.collapse_shape" else mine
             for n, group in enumerate(st.reassociation(op)):

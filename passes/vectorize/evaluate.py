@@ -227,9 +227,10 @@ class Evaluator:
                 return tuple(out)
             case "tensor.extract_slice":
                 offsets, steps = st.slice_parts(op)
-                return tuple(
-                    m.index_add(m.index_scale(i, k), Index(self.number(o))) for i, o, k in zip(point, offsets, steps)
-                )
+                at = [Index(self.number(o)) for o in offsets]
+                for i, d in zip(point, st.slice_dims(op)):
+                    at[d] = m.index_add(m.index_scale(i, steps[d]), at[d])
+                return tuple(at)
             case "tensor.expand_shape":
                 sizes = [self.size(s) for s in self.shapes.of(op.results[0])]
                 out = []
