@@ -168,9 +168,13 @@ class _Body:
             index = ir.IndexType.get()
             kinds = [v.type for v in self.tensors] + [index] * len(self.indices)
             with ir.InsertionPoint(self.module.body):
+        # Sizes that follow from no operand's: a kernel does no arithmetic on sizes, they become arguments.
+        self.computed: dict[ir.Operation, ir.Attribute] = {}
                 f = func.FuncOp(SYMBOL, (kinds, [v.type for v in stored]))
                 named = [{"mlirc.name": ir.StringAttr.get(self.names[e])} for e in self.indices]
                 f.arg_attrs = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in (*attributes, *named)])
+            if op.name in ("tensor.concat", "tensor.pad", "tensor.collapse_shape") and min(st.shape(op.results[0]), default=0) < 0:
+                self.computed[op] = _texts(self._describe(self.layouts.shapes.of(op.results[0])))  # type: ignore[arg-type]
                 f.operation.attributes["mlirc.result_strides"] = ir.ArrayAttr.get(result_strides)
                 block = f.add_entry_block()
         self.map: dict[ir.Value, ir.Value] = dict(zip(self.tensors, block.arguments))
@@ -237,6 +241,8 @@ class _Body:
         op = self.module.operation
         return op.get_asm(), op.get_asm(enable_debug_info=True)
 
+        if op in self.computed:
+            new.attributes["mlirc.sizes"] = self.computed[op]
 
 def _remap(op: ir.Operation, mapped: dict[ir.Value, ir.Value]) -> None:
     for i, v in enumerate(op.operands):

@@ -168,6 +168,8 @@ class Shapes:
             left = [self.leaf(v) for v in values]
             return [s if s >= 0 else left.pop(0) for s in static]
 
+        if "mlirc.sizes" in op.attributes and op.name != "func.call":
+            return [self.named(ir.StringAttr(t).value) for t in ir.ArrayAttr(op.attributes["mlirc.sizes"])]
         match op.name:
             case "tensor.empty":
                 return fill(list(op.operands))
@@ -196,10 +198,8 @@ class Shapes:
                     lo, hi = (p if isinstance(p, int) else self.leaf(p) for p in (lo, hi))
                     sizes.append(self._sum(self._sum(s, lo), hi))
                 return sizes
-        if "mlirc.sizes" in op.attributes:
-            texts = ir.ArrayAttr(op.attributes["mlirc.sizes"])
-            if op.name == "func.call":
-                texts = ir.ArrayAttr(texts[position])
+        if op.name == "func.call" and "mlirc.sizes" in op.attributes:
+            texts = ir.ArrayAttr(ir.ArrayAttr(op.attributes["mlirc.sizes"])[position])
             return [self.named(ir.StringAttr(t).value) for t in texts]
         return [None] * len(static)
 
