@@ -31,7 +31,7 @@ class Kernel:
 
     name: str
     text: str
-    located: str
+    located: str = ""
     origins: list[str] = field(default_factory=list)
 
 
@@ -49,6 +49,7 @@ class _Outline:
         self.block = function.regions[0].blocks[0]
         self.layouts = Layouts(function)
         self.kernels: list[Kernel] = []
+        self.bodies: list[_Body] = []
         self.by_text: dict[str, int] = {}
         self.replaced: list[ir.Operation] = []
         self.result_strides = self._written(writes)
@@ -70,6 +71,8 @@ class _Outline:
             if not any(True for r in o.results for _ in r.uses):
                 o.erase()
         self._sort()
+        for kernel, body in zip(self.kernels, self.bodies):
+            kernel.located = body.located()
         return self.kernels
 
     def _replace(self, ops: list[ir.Operation]) -> None:
@@ -95,12 +98,17 @@ class _Outline:
         self.replaced += members
 
     def _share(self, body: "_Body", ops: list[ir.Operation]) -> int:
-        text, located = body.texts()
+        text = body.text()
         names = [_origin(o) for o in ops]
         if text not in self.by_text:
             self.by_text[text] = len(self.kernels)
             name = f"k{len(self.kernels):02d}_{_describe(names)}"
-            self.kernels.append(Kernel(name, text, located))
+            self.kernels.append(Kernel(name, text))
+            self.bodies.append(body)
+            with ir.InsertionPoint(st.operation(self.function.parent).regions[0].blocks[0]), ir.Location.unknown():
+                func.FuncOp(name, body.type, visibility="private")
+        else:
+            self.bodies[self.by_text[text]].add_origin(body)
         index = self.by_text[text]
         self.kernels[index].origins += [n for n in names if n]
         return index
@@ -160,21 +168,22 @@ class _Body:
             if "mlirc.write" in write:
                 strides = self.layouts.of(outer.result_strides[ir.IntegerAttr(write["mlirc.write"]).value]).strides
             result_strides.append(_texts(self._describe(strides)))
+        # Sizes that follow from no operand's: a kernel does no arithmetic on sizes, they become arguments.
+        self.computed: dict[ir.Operation, ir.Attribute] = {}
         for op in members:
             for v in (*op.operands, *st.captured(op)):
                 self._collect(v)
+            if op.name in ("tensor.concat", "tensor.pad", "tensor.collapse_shape") and min(st.shape(op.results[0]), default=0) < 0:
+                self.computed[op] = _texts(self._describe(self.layouts.shapes.of(op.results[0])))  # type: ignore[arg-type]
         with ir.Location.unknown():
             self.module = ir.Module.create()
             index = ir.IndexType.get()
             kinds = [v.type for v in self.tensors] + [index] * len(self.indices)
             with ir.InsertionPoint(self.module.body):
-        # Sizes that follow from no operand's: a kernel does no arithmetic on sizes, they become arguments.
-        self.computed: dict[ir.Operation, ir.Attribute] = {}
-                f = func.FuncOp(SYMBOL, (kinds, [v.type for v in stored]))
+                self.type = ir.FunctionType.get(kinds, [v.type for v in stored])
+                f = func.FuncOp(SYMBOL, self.type)
                 named = [{"mlirc.name": ir.StringAttr.get(self.names[e])} for e in self.indices]
                 f.arg_attrs = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in (*attributes, *named)])
-            if op.name in ("tensor.concat", "tensor.pad", "tensor.collapse_shape") and min(st.shape(op.results[0]), default=0) < 0:
-                self.computed[op] = _texts(self._describe(self.layouts.shapes.of(op.results[0])))  # type: ignore[arg-type]
                 f.operation.attributes["mlirc.result_strides"] = ir.ArrayAttr.get(result_strides)
                 block = f.add_entry_block()
         self.map: dict[ir.Value, ir.Value] = dict(zip(self.tensors, block.arguments))
@@ -232,17 +241,32 @@ class _Body:
         for name in ("mlirc.group", "mlirc.unfused", "mlirc.write"):
             if name in new.attributes:
                 del new.attributes[name]
+        if op in self.computed:
+            new.attributes["mlirc.sizes"] = self.computed[op]
         _remap(new, mapped)
         for old, result in zip(op.results, new.results):
             self.map[old] = result
 
-    def texts(self) -> tuple[str, str]:
-        """(without locations, with them)."""
-        op = self.module.operation
-        return op.get_asm(), op.get_asm(enable_debug_info=True)
+    def text(self) -> str:
+        """Without locations."""
+        return self.module.operation.get_asm()
 
-        if op in self.computed:
-            new.attributes["mlirc.sizes"] = self.computed[op]
+    def located(self) -> str:
+        """With the locations of all origins."""
+        return self.module.operation.get_asm(enable_debug_info=True)
+
+    def add_origin(self, other: "_Body") -> None:
+        """Fuse the locations of a body that has the same text into this one's."""
+        for mine, theirs in zip(_operations(self.module.operation), _operations(other.module.operation)):
+            if mine.location != theirs.location:
+                mine.location = ir.Location.fused([mine.location, theirs.location])
+
+
+def _operations(op: ir.Operation) -> list[ir.Operation]:
+    out: list[ir.Operation] = []
+    op.walk(lambda o: out.append(st.operation(o)) or ir.WalkResult.ADVANCE)  # type: ignore[func-returns-value]
+    return out
+
 
 def _remap(op: ir.Operation, mapped: dict[ir.Value, ir.Value]) -> None:
     for i, v in enumerate(op.operands):

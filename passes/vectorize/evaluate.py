@@ -120,8 +120,9 @@ class Evaluator:
         env: dict[ir.Value, Any] = {}
         for argument, operand, m in zip(block.arguments, st.inputs(op), st.maps(op)):
             if any(True for _ in argument.uses):
-                point = tuple(self.math.affine(e, loops) for e in m.results)
-                env[argument] = self.value(operand, point)
+                with op.location:
+                    point = tuple(self.math.affine(e, loops) for e in m.results)
+                    env[argument] = self.value(operand, point)
         n = len(st.inputs(op))
         for i, argument in enumerate(list(block.arguments)[n:]):
             if i < len(accumulators):
@@ -145,8 +146,9 @@ class Evaluator:
             elif op.name == "cf.assert":
                 self._assert(self._get(env, op.operands[0], True), ir.StringAttr(op.attributes["msg"]).value)
             else:
-                folded = self._index_op(op, env)
-                env[op.results[0]] = folded if folded is not None else self._clone(op, env)
+                with op.location:
+                    folded = self._index_op(op, env)
+                    env[op.results[0]] = folded if folded is not None else self._clone(op, env)
         raise CompileError("a region without linalg.yield")
 
     def _get(self, env: dict[ir.Value, Any], v: ir.Value, materialise: bool = False) -> Any:
