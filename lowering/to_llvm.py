@@ -156,18 +156,19 @@ _EXPANSIONS: dict[str, Callable[[ir.Operation], ir.Value | None]] = {
 def _first_locations(module: ir.Module) -> None:
     def pick(op: ir.Operation) -> ir.WalkResult:
         if isinstance(op.location, ir.FusedLoc):
-            op.operation.location = _first_line(op.location) or op.location
+            op.operation.location = first_line(op.location) or op.location
         return ir.WalkResult.ADVANCE
 
     with module.context:
         module.operation.walk(pick)
 
 
-def _first_line(location: ir.Location) -> ir.Location | None:
+def first_line(location: ir.Location) -> ir.Location | None:
+    """The first line of source that a location names, through names and fused ones."""
     if isinstance(location, ir.FusedLoc):
-        return next((line for line in map(_first_line, location.locations) if line), None)
+        return next((line for line in map(first_line, location.locations) if line), None)
     if isinstance(location, ir.NameLoc):
-        return _first_line(location.child_loc)
+        return first_line(location.child_loc)
     return location if isinstance(location, ir.FileLineColLoc) else None
 
 
