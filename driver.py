@@ -19,7 +19,7 @@ from .errors import CompileError
 from .lowering.codegen import emit_assembly, emit_object
 from .lowering.bridge import to_llvm22
 from .lowering.target import Target
-from .lowering.to_llvm import lower_to_llvm_ir
+from .lowering.to_llvm import first_line, lower_to_llvm_ir
 from .options import Options
 from .passes import structure as st
 from .passes.expand_math import expand_math
@@ -60,7 +60,9 @@ def compile_kernel(
         if observer:
             write_strategy(function, strategy)
             see("strategy", module)
-        vectors = vectorize(kernel, strategy, symbol)
+        # What belongs to no single op, such as loops, belongs to the line of the anchor, or else the last one.
+        with _line_of(kernel) if locations else ir.Location.unknown():
+            vectors = vectorize(kernel, strategy, symbol)
         see("vector", vectors)
         try:
             vectors.operation.verify()
@@ -77,6 +79,11 @@ def compile_kernel(
     if observer:
         see("asm", emit_assembly(llvm_text, target))
     return emit_object(llvm_text, target)
+
+
+def _line_of(kernel: KernelFunction) -> ir.Location:
+    candidates = [op for op in (kernel.domain.anchor, *reversed(kernel.ops)) if op is not None]
+    return next((line for line in (first_line(op.location) for op in candidates) if line), ir.Location.unknown())
 
 
 def compile_kernel_job(text: str, target: Target, symbol: str, files: tuple[UserFile, ...] = ()) -> bytes:
