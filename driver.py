@@ -119,10 +119,12 @@ def compile_graph(
     target: Target,
     options: Options,
     observer: Observer | None = None,
+    weights: Sequence[int] = (),
 ) -> CompiledGraph:
     """Compile `@main` of an imported module; the module's context must be current.
 
-    `writes[i]` is the tensor argument that result `n_outputs + i` overwrites. Raises CompileError naming the kernel where
+    `writes[i]` is the tensor argument that result `n_outputs + i` overwrites, `weights` are the tensor arguments that
+    hardly ever change: what depends on them alone is computed once. Raises CompileError naming the kernel where
     one fails.
     """
     from .passes.build_plan import build_plan
@@ -135,7 +137,7 @@ def compile_graph(
     start = time.perf_counter()
     compiled = compile_kernels(kernels, target, options, user)
     seconds["kernels"] = time.perf_counter() - start
-    planned = build_plan(function, symbols, n_outputs, [k.symbol for k in compiled])
+    planned = build_plan(function, symbols, n_outputs, [k.symbol for k in compiled], weights)
     return CompiledGraph(planned, compiled, seconds)
 
 

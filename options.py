@@ -26,6 +26,8 @@ class Options:
     """Seconds that the compilation of one kernel may take."""
     worker_memory_mb: int = 4096
     """Address space in MiB that a worker may use on top of what it needs to start."""
+    prepack: bool = True
+    """In inference, compute what depends on weights alone (packing, folded batch norm) once and keep it."""
     cache: bool = True
     """Keep compiled kernels on disk."""
     cache_dir: str = ""

@@ -6,6 +6,9 @@
     %3 = call @k01(%2)                         step 2: kernel, host 0 -> output 0
     return %3
 
+Kernels that read nothing but weights (packing, folded batch norms) are a plan of their own: it runs when a weight has
+changed, and its results are further inputs of the main one.
+
 Kernel results live in the arena from the step that makes them to the last one that reads them, outputs in memory of their
 own, results of ATen calls in tensors that torch owns.
 """
@@ -46,20 +49,43 @@ class HostCall:
 
 @dataclass
 class PlannedGraph:
-    """The plan; `kernels[i]` is the kernel number of the i-th kernel step."""
+    """The plan; `kernels[i]` is the kernel number of the i-th kernel step.
+
+    `weights` is the plan of what depends on weights only (None if there is nothing): its inputs are the tensor arguments
+    `weight_inputs`, its outputs have `weight_bytes` bytes and are the last inputs of `plan`.
+    """
 
     plan: Plan
+    weights: Plan | None = None
+    weight_inputs: list[int] = field(default_factory=list)
+    weight_bytes: list[int] = field(default_factory=list)
     hosts: list[HostCall] = field(default_factory=list)
     kernels: list[int] = field(default_factory=list)
 
 
-def build_plan(function: ir.Operation, symbols: Sequence[str], n_outputs: int, kernel_symbols: Sequence[str]) -> PlannedGraph:
-    """`kernel_symbols[k]` is the exported name of kernel k. Tensor arguments are the plan's inputs, in order."""
-    return _Planner(function, symbols, n_outputs, kernel_symbols).run()
+def build_plan(
+    function: ir.Operation,
+    symbols: Sequence[str],
+    n_outputs: int,
+    kernel_symbols: Sequence[str],
+    weights: Sequence[int] = (),
+) -> PlannedGraph:
+    """`kernel_symbols[k]` is the exported name of kernel k. Tensor arguments are the plan's inputs, in order.
+
+    `weights` are the arguments that stay the same from call to call.
+    """
+    return _Planner(function, symbols, n_outputs, kernel_symbols, weights).run()
 
 
 class _Planner:
-    def __init__(self, function: ir.Operation, symbols: Sequence[str], n_outputs: int, kernel_symbols: Sequence[str]) -> None:
+    def __init__(
+        self,
+        function: ir.Operation,
+        symbols: Sequence[str],
+        n_outputs: int,
+        kernel_symbols: Sequence[str],
+        weights: Sequence[int],
+    ) -> None:
         self.block = function.regions[0].blocks[0]
         self.layouts = Layouts(function)
         self.kernel_symbols = kernel_symbols
@@ -67,6 +93,10 @@ class _Planner:
         self.place: dict[ir.Value, Buffer] = {a: Buffer("input", i) for i, a in enumerate(tensors)}
         self.out = PlannedGraph(Plan(list(symbols), len(tensors), n_outputs))
         self.hosts = 0
+        # Values that depend on weights only: the number of a weight, or of an output of the weights' plan.
+        self.constant: dict[ir.Value, Buffer] = {tensors[i]: Buffer("input", n) for n, i in enumerate(weights)}
+        self.weights = Plan([], len(weights))
+        self.out.weight_inputs = list(weights)
         last = st.operation(self.block.operations[len(self.block.operations) - 1])
         for i in range(n_outputs):
             self.place[self.layouts.of(last.operands[i]).root] = Buffer("output", i)
@@ -78,11 +108,49 @@ class _Planner:
             if st.kind(op) != "call":
                 continue
             step = len(plan.steps)
-            if "mlirc.kernel" in op.attributes:
+            if "mlirc.kernel" in op.attributes and self._folds(op):
+                self._fold(op)
+            elif "mlirc.kernel" in op.attributes:
                 self._kernel(op, step)
             else:
                 self._host(op, step)
+        if self.weights.steps:
+            self.out.weights = self.weights
+            self.weights.n_outputs = len(self.out.weight_bytes)
+            plan.n_inputs += self.weights.n_outputs
         return self.out
+
+    def _folds(self, op: ir.Operation) -> bool:
+        """Whether a kernel reads weights only and what it makes is neither an output nor written to an input."""
+        if "mlirc.write" in op.attributes or any(r in self.place for r in op.results):
+            return False
+        tensors = [v for v in op.operands if st.is_tensor(v)]
+        if not tensors or any(isinstance(s, int) is False for r in op.results for s in self.layouts.shapes.of(r)):
+            return False
+        return all(
+            self.layouts.of(v).root in self.constant if st.is_tensor(v) else isinstance(self.layouts.sizes.expr(v), int)
+            for v in op.operands
+        )
+
+    def _fold(self, op: ir.Operation) -> None:
+        number = ir.IntegerAttr(op.attributes["mlirc.kernel"]).value
+        args: list[object] = []
+        for v in op.operands:
+            if not st.is_tensor(v):
+                args.append(self.layouts.sizes.expr(v))
+                continue
+            layout = self.layouts.of(v)
+            args.append(Pointer(self.constant[layout.root], normal(layout.offset * BYTES[str(v.type.element_type)])))
+        for r in op.results:
+            n = BYTES[str(r.type.element_type)]
+            for s in self.layouts.shapes.of(r):
+                n *= s  # type: ignore[operator]
+            place = Buffer("output", len(self.out.weight_bytes))
+            self.place[r] = Buffer("input", self.out.plan.n_inputs + place.index)
+            self.constant[r] = place
+            self.out.weight_bytes.append(n)
+            args.append(Pointer(place))
+        self.weights.steps.append(KernelStep(self.kernel_symbols[number], args))  # type: ignore[arg-type]
 
     def _kernel(self, op: ir.Operation, step: int) -> None:
         number = ir.IntegerAttr(op.attributes["mlirc.kernel"]).value

@@ -1,0 +1,147 @@
+"""What is computed from weights alone: once, kept, and noticed when it is stale.
+
+Every call compares the weights' addresses and `_version` counters with those that the kept results were made from. What
+these do not see (writes through `.data` or a numpy view) a native fingerprint over a few elements of each weight finds
+nearly always, and `invalidate()` always.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .loader import Library, assemble
+from .memory import Block
+from .program import Program
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_ENTRIES = 64
+"""Sets of weights that one compiled graph keeps results for (instances of a block that share the graph)."""
+
+SAMPLES = 3
+"""Words per weight in the fingerprint: first, middle, last."""
+
+_epoch = 0
+
+
+def invalidate() -> None:
+    """Forget everything computed from weights; the next call of each compiled model computes it again.
+
+    For writes to a weight that torch does not count (`w.data[...] = x`, `w.numpy()[...] = x`) and that the fingerprint may
+    have missed because they change a few elements only.
+    """
+    global _epoch
+    _epoch += 1
+
+
+@dataclass
+class _Entry:
+    epoch: int
+    versions: tuple[int, ...]
+    fingerprint: int
+    samples: Any
+    blocks: list[Block]
+    addresses: list[int]
+    owners: list[Any]
+
+
+class WeightTable:
+    """Results of the weights' program for each set of weights that a graph is called with."""
+
+    def __init__(self, program: Program, nbytes: Sequence[int]) -> None:
+        self.program = program
+        self.nbytes = list(nbytes)
+        self._entries: dict[tuple[int, ...], _Entry] = {}
+        self._lock = threading.Lock()
+
+    def addresses(self, pointers: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> list[int]:
+        """Where the results for these weights are; computed now if there are none, or stale ones."""
+        entry = self._entries.get(pointers)
+        versions = _versions(tensors)
+        if (
+            entry is None
+            or entry.versions != versions
+            or entry.epoch != _epoch
+            or (entry.samples is not None and _fingerprint()(entry.samples, len(entry.samples)) != entry.fingerprint)
+        ):
+            entry = self._compute(pointers, versions, tensors)
+        return entry.addresses
+
+    def memory(self) -> int:
+        """Bytes that the kept results take."""
+        return sum(self.nbytes) * len(self._entries)
+
+    def _compute(self, pointers: tuple[int, ...], versions: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> _Entry:
+        with self._lock:
+            for key in [k for k, e in self._entries.items() if any(o() is None for o in e.owners)]:
+                del self._entries[key]
+            while len(self._entries) >= MAX_ENTRIES:
+                del self._entries[next(iter(self._entries))]
+            samples = _sample_addresses(tensors)
+            fingerprint = _fingerprint()(samples, len(samples))
+            # A new entry, never the old memory: a call that is still running reads that.
+            blocks = [Block(max(n, 1)) for n in self.nbytes]
+            addresses = [b.address for b in blocks]
+            self.program.run(pointers, addresses)
+            entry = _Entry(_epoch, versions, fingerprint, samples, blocks, addresses, [weakref.ref(t) for t in tensors])
+            self._entries[pointers] = entry
+            return entry
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    try:
+        return tuple([t._version for t in tensors])
+    except RuntimeError:  # inference tensors have none
+        return tuple(0 if t.is_inference() else t._version for t in tensors)
+
+
+def _sample_addresses(tensors: Sequence[torch.Tensor]) -> Any:
+    places = []
+    for t in tensors:
+        start, n = t.data_ptr(), t.untyped_storage().nbytes() - t.storage_offset() * t.element_size()
+        if n >= 8 and t.numel():
+            last = min(n, t.numel() * t.element_size()) - 8
+            places += [start + last * k // (SAMPLES - 1) for k in range(SAMPLES)] if last > 8 else [start]
+    return (ctypes.c_int64 * len(places))(*places)
+
+
+_IR = """
+define i64 @mlirc_fingerprint(ptr %places, i64 %n) {
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %body ]
+  %h = phi i64 [ 1469598103934665603, %entry ], [ %mixed, %body ]
+  %more = icmp slt i64 %i, %n
+  br i1 %more, label %body, label %done
+body:
+  %slot = getelementptr i64, ptr %places, i64 %i
+  %address = load i64, ptr %slot
+  %place = inttoptr i64 %address to ptr
+  %word = load i64, ptr %place, align 1
+  %xored = xor i64 %h, %word
+  %mixed = mul i64 %xored, 1099511628211
+  %next = add i64 %i, 1
+  br label %loop
+done:
+  ret i64 %h
+}
+"""
+
+
+@functools.cache
+def _fingerprint_library() -> Library:
+    return Library({"mlirc_fingerprint": assemble(_IR)})
+
+
+@functools.cache
+def _fingerprint() -> Any:
+    kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+    return kind(_fingerprint_library().address("mlirc_fingerprint"))
