@@ -99,7 +99,7 @@ ACTIVATIONS: dict[Any, Any] = {
     aten.gelu_backward.default: gelu_backward,
     aten.silu.default: lambda d, x: arith.mulf(x, s.sigmoid(d, x)),
     aten.silu_backward.default: silu_backward,
-    aten.hardswish.default: lambda d, x: arith.mulf(x, arith.divf(_ramp(d, x), scalar(d, 6))),
+    aten.hardswish.default: lambda d, x: arith.divf(arith.mulf(x, _ramp(d, x)), scalar(d, 6)),
     aten.hardsigmoid.default: lambda d, x: arith.divf(_ramp(d, x), scalar(d, 6)),
     aten.mish.default: lambda d, x: arith.mulf(x, math.tanh(math.log1p(math.exp(x)))),
     aten.elu.default: elu,
