@@ -23,8 +23,6 @@ class Runner:
     `weights` keeps what was computed from the tensor arguments `weight_inputs`.
     """
 
-    _boxed_call = True
-
     def __init__(
         self,
         graph: ImportedGraph,
@@ -33,6 +31,8 @@ class Runner:
         weight_inputs: Sequence[int],
         report: GraphReport,
     ) -> None:
+        # On the instance: wrappers copy its __dict__, and look here for the calling convention.
+        self._boxed_call = True
         self.program = program
         self.tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
         self.sizes = [_size_reader(s, graph) for s in graph.symbols]
