@@ -20,6 +20,8 @@ def test_options_table():
         assert rows[name].strip("`") == (str(default) if default not in ("", ()) else {"": "empty", (): "none"}[default]), name
 
 
-def test_example_is_python():
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.S)
-    compile(example, "README.md", "exec")
+def test_examples_are_python():
+    examples = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert examples
+    for example in examples:
+        compile(example, "README.md", "exec")
