@@ -67,6 +67,9 @@ class _Fusion:
         self.group_of: dict[ir.Operation, int] = {}
         self.groups: dict[int, list[ir.Operation]] = {}
         self.unfused: list[tuple[ir.Operation, str]] = []
+        # What every op reads, directly and through calls: asked for again and again, and dear to ask MLIR.
+        self.reads = {op: st.tensors_read(op) for op in self.ops if st.kind(op) in FUSIBLE}
+        self.sources = {op: [p for v in reads for p in _makers(v, True)] for op, reads in self.reads.items()}
 
     def run(self) -> None:
         for op in self.ops:
@@ -85,7 +88,7 @@ class _Fusion:
         self.group_of[op] = number
         if "mlirc.write" in op.attributes:
             return
-        candidates = sorted({g for v in st.tensors_read(op) for g in self._producers(v)}, reverse=True)
+        candidates = sorted({g for v in self.reads[op] for g in self._producers(v)}, reverse=True)
         refused = []
         for g in candidates:
             reason = self._refusal(number, g, op)
@@ -100,10 +103,7 @@ class _Fusion:
 
     def _producers(self, value: ir.Value) -> list[int]:
         """The group whose result this is, looking through views."""
-        op = st.owner(value)
-        while op is not None and st.kind(op) == "view":
-            op = st.owner(op.operands[0])
-        return [self.group_of[op]] if op is not None and op in self.group_of else []
+        return [self.group_of[op] for op in _makers(value, False) if op in self.group_of]
 
     def _refusal(self, current: int, other: int, consumer: ir.Operation) -> str | None:
         """Why the two groups cannot be one kernel, None if they can."""
@@ -156,27 +156,22 @@ class _Fusion:
         return False
 
     def _inputs(self, group: int) -> set[int]:
-        if group not in self.groups:
-            return set()
-        out = set()
-        for op in self.groups[group]:
-            for v in st.tensors_read(op):
-                out.update(self._producers_any(v))
+        """The groups that a group depends on directly."""
+        out = {self.group_of[p] for op in self.groups[group] for p in self.sources[op] if p in self.group_of}
         out.discard(group)
         return out
 
-    def _producers_any(self, value: ir.Value) -> list[int]:
-        """Like `_producers`, with calls as groups of their own (negative numbers), followed to what they read."""
-        op = st.owner(value)
-        while op is not None and st.kind(op) == "view":
-            op = st.owner(op.operands[0])
-        if op is None:
-            return []
-        if op in self.group_of:
-            return [self.group_of[op]]
-        if st.kind(op) == "call":
-            return [g for v in op.operands if st.is_tensor(v) for g in self._producers_any(v)]
+
+def _makers(value: ir.Value, through_calls: bool) -> list[ir.Operation]:
+    """The op that made a value, looking through views; for a call back into ATen, who made what it reads."""
+    op = st.owner(value)
+    while op is not None and st.kind(op) == "view":
+        op = st.owner(op.operands[0])
+    if op is None:
         return []
+    if st.kind(op) == "call":
+        return [p for v in op.operands if st.is_tensor(v) for p in _makers(v, True)] if through_calls else []
+    return [op]
 
 
 def with_views(ops: list[ir.Operation]) -> tuple[list[ir.Operation], list[ir.Value]]:

@@ -10,6 +10,7 @@ by `mlirc.name`; `mlirc.sizes`, `mlirc.strides` and `mlirc.result_strides` refer
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -77,8 +78,7 @@ class _Outline:
 
     def _replace(self, ops: list[ir.Operation]) -> None:
         members, stored = with_views(ops)
-        position = {st.operation(o): i for i, o in enumerate(self.block.operations)}
-        members.sort(key=position.__getitem__)
+        members.sort(key=functools.cmp_to_key(lambda a, b: -1 if a != b and a.is_before_in_block(b) else int(a != b)))
         body = _Body(self, members, stored)
         index = self._share(body, ops)
         with ir.InsertionPoint(ops[-1]), ir.Location.fused([o.location for o in ops]):
