@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import re
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,15 +165,32 @@ def _dump_file(path: Path, options: Options, user: UserCode, selection: Selectio
         raise CompileError(f"{path} is not the text of a kernel: {e}") from None
 
 
+@contextlib.contextmanager
+def _user_code(what: str) -> Iterator[None]:
+    """Report what the user's code raises by its own line, without the frames of torch and of this command."""
+    from .frontend.user_model import NotFound
+
+    try:
+        yield
+    except NotFound as e:
+        raise click.UsageError(str(e)) from e
+    except Exception as e:
+        # torch wraps what a backend raises.
+        error = getattr(e, "inner_exception", e)
+        if isinstance(error, (CompileError, click.ClickException)):
+            raise error from None
+        path = str(Path(what.rpartition(":")[0]).resolve())
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if str(Path(f.filename).resolve()) == path]
+        where = f"{path}:{lines[-1]}: " if lines else ""
+        raise click.ClickException(f"{where}{type(error).__name__}: {error}") from e
+
+
 def _graphs(what: str, inputs: tuple[str, ...], dynamic: bool, train: bool, number: int | None) -> list[Captured]:
     from .frontend.dump import capture_graphs
     from .frontend.user_model import load_model
 
-    try:
-        model = load_model(what, inputs)
-    except ValueError as e:
-        raise click.UsageError(str(e)) from e
-    graphs = capture_graphs(model, dynamic or None, train)
+    with _user_code(what):
+        graphs = capture_graphs(load_model(what, inputs), dynamic or None, train)
     if not graphs:
         raise click.ClickException(f"{what} calls no tensor function: there is no graph")
     if number is None:
@@ -231,15 +250,9 @@ def explain(
     from .frontend.explain import measure
     from .frontend.user_model import load_model
 
-    try:
+    with _user_code(what), torch.set_grad_enabled(train):
         model = load_model(what, inputs)
-    except ValueError as e:
-        raise click.UsageError(str(e)) from e
-    with torch.set_grad_enabled(train):
-        try:
-            report = measure(model.function, model.args, model.kwargs, options)
-        except torch._dynamo.exc.BackendCompilerFailed as e:
-            raise e.inner_exception from None
+        report = measure(model.function, model.args, model.kwargs, options)
     Console().print(report)
 
 

@@ -27,6 +27,10 @@ DTYPES = {
 }
 
 
+class NotFound(ValueError):
+    """The command line names something that is not there, or not of the right form."""
+
+
 @dataclass
 class UserModel:
     """Something to call, and what to call it with."""
@@ -41,7 +45,7 @@ def load_model(what: str, inputs: Sequence[str] = ()) -> UserModel:
 
     Arguments are `inputs` (see `make_input`), or else `example_inputs` of the file: a tuple of arguments, a dict of
     keyword arguments, one tensor, or a function that returns one of these. A class is instantiated without arguments
-    and put into evaluation mode. Raises ValueError, saying what is there, and whatever the user's file raises.
+    and put into evaluation mode. Raises NotFound, saying what is there, and whatever the user's file raises.
     """
     generator = torch.Generator().manual_seed(0)
     given = tuple(make_input(text, generator) for text in inputs)
@@ -52,32 +56,32 @@ def load_model(what: str, inputs: Sequence[str] = ()) -> UserModel:
         path = what
         name = ""
     if not path.endswith(".py"):
-        raise ValueError(f"{what!r} is neither FILE.py:NAME, nor a .pt2 or .mlir file")
+        raise NotFound(f"{what!r} is neither FILE.py:NAME, nor a .pt2 or .mlir file")
     module = _import(_existing(Path(path)))
     target: Any = module
     for part in name.split(".") if name else ():
         if not hasattr(target, part):
-            raise ValueError(f"{path} has no {name!r}; it has: {_candidates(module)}")
+            raise NotFound(f"{path} has no {name!r}; it has: {_candidates(module)}")
         target = getattr(target, part)
     if inspect.isclass(target) and issubclass(target, torch.nn.Module):
         target = target().eval()
     if target is module or not callable(target):
-        raise ValueError(f"name a module or a function of {path}; it has: {_candidates(module)}")
+        raise NotFound(f"name a module or a function of {path}; it has: {_candidates(module)}")
     if given:
         return UserModel(target, given)
     if not hasattr(module, "example_inputs"):
-        raise ValueError(f"no inputs: give --input, such as 1x3x224x224xf32, or define example_inputs in {path}")
+        raise NotFound(f"no inputs: give --input, such as 1x3x224x224xf32, or define example_inputs in {path}")
     return UserModel(target, *_arguments(module.example_inputs))
 
 
 def make_input(text: str, generator: torch.Generator | None = None) -> torch.Tensor:
     """`1x3x224x224xf32` -> a random tensor: floats are normal, integers 0 or 1, so that they are valid indices.
 
-    `f32` alone is a tensor of no dimension. Raises ValueError for anything else.
+    `f32` alone is a tensor of no dimension. Raises NotFound for anything else.
     """
     match = re.fullmatch(r"((?:\d+x)*)(\w+)", text)
     if not match or match[2] not in DTYPES:
-        raise ValueError(f"{text!r} is not a shape and a dtype, such as 1x3x224x224xf32; dtypes: {', '.join(DTYPES)}")
+        raise NotFound(f"{text!r} is not a shape and a dtype, such as 1x3x224x224xf32; dtypes: {', '.join(DTYPES)}")
     shape = [int(n) for n in match[1].split("x") if n]
     dtype = DTYPES[match[2]]
     if dtype.is_floating_point:
@@ -91,7 +95,7 @@ def _exported(path: Path, given: tuple[Any, ...]) -> UserModel:
     if given:
         return UserModel(module, given)
     if program.example_inputs is None:
-        raise ValueError(f"{path} was saved without example inputs: give --input, such as 1x3x224x224xf32")
+        raise NotFound(f"{path} was saved without example inputs: give --input, such as 1x3x224x224xf32")
     args, kwargs = program.example_inputs
     return UserModel(module, tuple(args), dict(kwargs))
 
@@ -106,7 +110,7 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise ValueError(f"there is no file {path}")
+        raise NotFound(f"there is no file {path}")
     return path
 
 

@@ -300,6 +300,16 @@ def test_what_a_lowering_refuses_is_an_error_with_its_line(tmp_path):
     assert "would be left to ATen" in output and f"{path}:3" in output and "Traceback" not in output
 
 
+def test_errors_of_the_user_s_file_name_its_line(tmp_path):
+    path = tmp_path / "wrong.py"
+    path.write_text("import torch\n\nraise KeyError('gone')\n")
+    assert f"Error: {path}:3: KeyError: 'gone'" in mlirc("dump", f"{path}:f", code=1).output
+    path.write_text("import torch\nexample_inputs = torch.ones(3)\n\n\ndef f(x):\n    return x @ torch.ones(4)\n")
+    for command in ("dump", "explain"):
+        output = mlirc(command, f"{path}:f", code=1).output
+        assert "size" in output and f"{path}" in output
+
+
 def test_explain(model):
     output = mlirc("explain", f"{model}:sorted_sum", "--input", "4x4xf32").output
     assert "aten.sort.default" in output and "Compile time:" in output
