@@ -14,5 +14,6 @@ from . import (  # noqa: F401
     rearranging,
     reductions,
     resampling,
+    strided,
     views,
 )

@@ -21,6 +21,8 @@ from .pointwise import out_shape
 aten = torch.ops.aten
 Value = ir.Value
 
+WRITES = "writes at positions that data decides"
+
 
 @lowers(aten.embedding.default)
 def embedding(b: GraphBuilder, node: Any, weight: T, indices: T, *_: Any) -> T:
@@ -150,6 +152,21 @@ def scatter(b: GraphBuilder, node: Any, x: T, dim: int, index: T, source: Operan
         return cast(arith.select(here, s.add(d, u, v) if adds else v, u), d, x.dtype)
 
     return b.from_indices(x.shape, inputs, x.dtype, body)
+
+
+@lowers(aten.index_copy.default)
+def index_copy(b: GraphBuilder, node: Any, x: T, dim: int, index: T, source: T) -> T:
+    """One slice of x replaced, as a decoder's cache is written."""
+    if x.rank == 0 or not same(product(index.shape), 1):
+        raise Unsupported(WRITES)
+    dim %= x.rank
+    index = b.reshape(index, [1] * x.rank)
+
+    def body(at: list[Value], u: Value, i: Value, v: Value) -> Value:
+        here = arith.cmpi(arith.CmpIPredicate.eq, b.checked_index(i, index.dtype, x.shape[dim], wrap=False), at[dim])
+        return arith.select(here, v, u)
+
+    return b.from_indices(x.shape, [x, index, b.convert(source, x.dtype)], x.dtype, body)
 
 
 @lowers(aten.nll_loss_backward.default)

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from ..registry import Unsupported, lowers
+from .indexing import WRITES
 
 aten = torch.ops.aten
 
 _RANDOM = "random numbers come from ATen's generator"
 _ATTENTION = "attention stays ATen's flash kernel for now"
-_WRITES = "writes at positions that data decides"
 _SORTS = "sorting"
 _SCANS = "running sums along a dim"
 
@@ -25,10 +25,11 @@ REASONS: dict[Any, str] = {
         _RANDOM,
     ),
     **dict.fromkeys(
-        (aten.index_put, aten._unsafe_index_put, aten.index_add, aten.index_copy, aten.scatter_reduce,
+        (aten.index_put, aten._unsafe_index_put, aten.index_add, aten.scatter_reduce,
          aten.embedding_dense_backward, aten.masked_scatter, aten.put),
-        _WRITES,
+        WRITES,
     ),
+    aten.mkldnn_rnn_layer.default: "recurrent layers are oneDNN's outside of training",
     **dict.fromkeys((aten.sort, aten.topk, aten.argsort, aten.kthvalue, aten.median, aten.mode, aten.unique_dim), _SORTS),
     **dict.fromkeys((aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.cummax, aten.cummin), _SCANS),
 }  # fmt: skip

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils._sympy.functions import Max, Min
 
-from ..graph_builder import Extent, GraphBuilder, T, floordiv, normal, product, same
-from ..registry import Unsupported, lowers
+from ..graph_builder import Extent, GraphBuilder, T, floordiv, normal, same
+from ..registry import lowers
 from .padding import extent
 from .pointwise import out_shape
 
@@ -149,21 +149,6 @@ def split(b: GraphBuilder, node: Any, x: T, sizes: Any, dim: int = 0) -> list[T]
 @lowers(aten.unbind.int, aten.unbind_copy.int)
 def unbind(b: GraphBuilder, node: Any, x: T, dim: int = 0) -> list[T]:
     return [select(b, node, x, dim, i) for i in range(len(node.meta["val"]))]
-
-
-@lowers(aten.as_strided.default, aten.as_strided_copy.default)
-def as_strided(b: GraphBuilder, node: Any, x: T, size: Any, stride: Any, offset: Any = 0) -> T:
-    """Only what a view of a contiguous tensor could be: its leading elements, row-major, from an offset."""
-    source = node.args[0].meta["val"]
-    size, stride = [extent(s) for s in size], [extent(s) for s in stride]
-    dense = all(same(s, 1) or same(st, product(size[d + 1 :])) for d, (s, st) in enumerate(zip(size, stride)))
-    if not source.is_contiguous() or not dense:
-        raise Unsupported("as_strided that is no view of a contiguous tensor")
-    offset = extent(offset or 0)
-    total, count = product(x.shape), product(size)
-    if same(total, count):
-        return b.reshape(x, size)
-    return b.reshape(b.slice(b.reshape(x, [total]), [offset], [count], [1]), size)
 
 
 # Joining and repeating

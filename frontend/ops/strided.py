@@ -1,0 +1,83 @@
+"""as_strided and its scatter: positions in the storage of a tensor, which has to be without gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...dialects import builders
+from ...dialects.mlir import arith, ir, tensor
+from ..graph_builder import Extent, GraphBuilder, T, normal, product, same
+from ..registry import Unsupported, lowers
+from .padding import extent
+
+aten = torch.ops.aten
+
+
+def _storage(b: GraphBuilder, x: T, meta: torch.Tensor) -> T:
+    """The elements of x in the order in which eager has them in memory."""
+    strides = [normal(s) for s in meta.stride()]
+    if not all(isinstance(s, int) for s in strides):
+        if not meta.is_contiguous():
+            raise Unsupported("as_strided of a tensor in an order known only at run time")
+        return b.reshape(x, [product(x.shape)])
+    order = sorted(range(x.rank), key=lambda d: (-strides[d], d))  # type: ignore[operator]
+    sizes = [x.shape[d] for d in order]
+    if not _row_major(sizes, [strides[d] for d in order]):
+        raise Unsupported("as_strided of a tensor with gaps")
+    return b.reshape(b.permute(x, order), [product(x.shape)])
+
+
+def _row_major(sizes: Sequence[Extent], strides: Sequence[Extent]) -> bool:
+    return all(same(n, 1) or same(st, product(sizes[d + 1 :])) for d, (n, st) in enumerate(zip(sizes, strides)))
+
+
+def _offset(offset: Any, meta: torch.Tensor) -> Extent:
+    """Where the view begins, from the first element of the tensor."""
+    return 0 if offset is None else normal(extent(offset) - normal(meta.storage_offset()))
+
+
+@lowers(aten.as_strided.default, aten.as_strided_copy.default)
+def as_strided(b: GraphBuilder, node: Any, x: T, size: Any, stride: Any, offset: Any = None) -> T:
+    meta = node.args[0].meta["val"]
+    sizes, strides, start = [extent(s) for s in size], [extent(s) for s in stride], _offset(offset, meta)
+    flat = _storage(b, x, meta)
+    count = product(sizes)
+    if _row_major(sizes, strides):
+        if same(count, flat.shape[0]):
+            return b.reshape(flat, sizes)
+        return b.reshape(b.slice(flat, [start], [count], [1]), sizes)
+
+    def body(at: list[ir.Value]) -> ir.Value:
+        place = b.index(start)
+        for i, st in zip(at, strides):
+            if not same(st, 0):
+                place = arith.addi(place, arith.muli(i, b.index(st)) if not same(st, 1) else i)
+        return tensor.extract(flat.value, [place])
+
+    return b.from_indices(sizes, [], x.dtype, body)
+
+
+@lowers(aten.as_strided_scatter.default)
+def as_strided_scatter(
+    b: GraphBuilder, node: Any, x: T, source: T, size: Any, stride: Any, offset: Any = None
+) -> T:
+    """Only into consecutive elements of a contiguous tensor."""
+    meta = node.args[0].meta["val"]
+    sizes, strides, start = [extent(s) for s in size], [extent(s) for s in stride], _offset(offset, meta)
+    if not meta.is_contiguous() or not _row_major(sizes, strides):
+        raise Unsupported("as_strided_scatter into elements that do not follow each other")
+    total, count = product(x.shape), product(sizes)
+    flat = b.reshape(b.convert(source, x.dtype), [count])
+    if same(total, count):
+        return b.reshape(flat, x.shape)
+
+    def body(at: list[ir.Value], u: ir.Value) -> ir.Value:
+        i = arith.subi(at[0], b.index(start))
+        inside = arith.cmpi(arith.CmpIPredicate.ult, i, b.index(count))
+        i = arith.select(inside, i, builders.index(0))
+        return arith.select(inside, tensor.extract(flat.value, [i]), u)
+
+    return b.reshape(b.from_indices([total], [b.reshape(x, [total])], x.dtype, body), x.shape)
