@@ -125,7 +125,7 @@ def compile_graph(
 
     `writes[i]` is the tensor argument that result `n_outputs + i` overwrites, `weights` are the tensor arguments that
     hardly ever change: what depends on them alone is computed once. Raises CompileError naming the kernel where
-    one fails.
+    one fails, with the FX nodes that it comes from as `origins`, and the other kernels that failed as `others`.
     """
     from .passes.build_plan import build_plan
 
@@ -171,7 +171,7 @@ def compile_kernels(
 ) -> list[CompiledKernel]:
     """All kernels of a graph, from the cache or in the workers."""
     from .runtime.cache import kernel_key, pack, unpack
-    from .runtime.pool import WorkerError, get_pool
+    from .runtime.pool import get_pool
 
     cache = kernel_cache(options)
     out: list[CompiledKernel | None] = [None] * len(kernels)
@@ -186,23 +186,39 @@ def compile_kernels(
             out[i] = CompiledKernel(k.name, symbol, code, k.origins, k.text)
             continue
         waiting.append((i, key, pool.submit("mlirc.driver:compile_kernel_job", k.text, target, symbol, user.kernel_files)))
+    failures: list[CompileError] = []
     for i, key, future in waiting:
         k = kernels[i]
         try:
             code = future.result()
-        except WorkerError as e:
-            raise CompileError(e.reason, kernel=k.name, stage=e.kind, reproducer=write_reproducer(k, target, options)) from e
-        except CompileError as e:
-            path = write_reproducer(k, target, options)
-            raise CompileError(e.reason, source=e.source, kernel=k.name, stage=e.stage, reproducer=path) from e
         except Exception as e:
-            raise CompileError(
-                f"{type(e).__name__}: {e}", kernel=k.name, stage="kernel", reproducer=write_reproducer(k, target, options)
-            ) from e
+            failures.append(_failure(e, k, write_reproducer(k, target, options)))
+            continue
         if cache:
             cache.put(key, pack({"name": k.name}, code))
         out[i] = CompiledKernel(k.name, f"mlirc_{key[:24]}", code, k.origins, k.text)
+    if failures:
+        failures[0].others = failures[1:]
+        raise failures[0] from failures[0].__cause__
     return [k for k in out if k is not None]
+
+
+def _failure(e: Exception, kernel: Kernel, reproducer: str) -> CompileError:
+    """What a worker said about a kernel, with the kernel's name and origins."""
+    from .runtime.pool import WorkerError
+
+    match e:
+        case WorkerError():
+            reason, source, stage = e.reason, None, e.kind
+        case CompileError():
+            reason, source, stage = e.reason, e.source, e.stage
+        case _:
+            reason, source, stage = f"{type(e).__name__}: {e}", None, "kernel"
+    out = CompileError(
+        reason, source=source, kernel=kernel.name, stage=stage, reproducer=reproducer, origins=dict.fromkeys(kernel.origins)
+    )
+    out.__cause__ = e
+    return out
 
 
 _caches: dict[tuple[str, int], object] = {}

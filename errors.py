@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class CompileError(RuntimeError):
     """Something could not be compiled.
 
     `reason` says what; the optional parts say where: the FX node, the user's source line, the pass, the kernel, and the
-    path of a reproducer on disk.
+    path of a reproducer on disk. `origins` are the names of the FX nodes that it comes from, `others` what went wrong
+    besides in the same graph.
     """
 
     def __init__(
@@ -19,6 +22,7 @@ class CompileError(RuntimeError):
         stage: str | None = None,
         kernel: str | None = None,
         reproducer: str | None = None,
+        origins: Iterable[str] = (),
     ) -> None:
         self.reason = reason
         self.node = node
@@ -26,5 +30,7 @@ class CompileError(RuntimeError):
         self.stage = stage
         self.kernel = kernel
         self.reproducer = reproducer
+        self.origins = tuple(origins)
+        self.others: list[CompileError] = []
         places = [("node", node), ("source", source), ("pass", stage), ("kernel", kernel), ("reproducer", reproducer)]
         super().__init__("\n".join([reason, *(f"  {name}: {value}" for name, value in places if value)]))

@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 from ..dialects.sizes import parse
 from ..passes.build_plan import HostCall
 from ..runtime.program import Frame
+from .evaluate import evaluator
 from .importer import AtenCall, Slot, TensorSpec
 
 
@@ -41,11 +42,17 @@ def profiling() -> Iterator[None]:
         _profilers -= 1
 
 
-def host_step(call: AtenCall, planned: HostCall) -> Callable[[Frame], None]:
-    """The function that the program calls in place of a native step."""
+def is_profiling() -> bool:
+    """Whether somebody is in `profiling`."""
+    return _profilers > 0
+
+
+def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol] = ()) -> Callable[[Frame], None]:
+    """The function that the program calls in place of a native step. `symbols` are those of the plan's sizes, in order."""
     operands = [(o.pointer, o.shape, o.strides, spec.dtype) for o, spec in zip(planned.operands, call.operands)]
     leaves, tree = pytree.tree_flatten(call.arguments, is_leaf=lambda x: isinstance(x, Slot))
-    leaves = [_localise(x) for x in leaves]
+    numbers = [x for x in leaves if isinstance(x, sympy.Basic)]
+    compute = evaluator(numbers, symbols) if numbers else None
     outputs: list[tuple[int, TensorSpec] | None] = []
     places = iter(planned.results)
     for spec in call.results:
@@ -64,9 +71,8 @@ def host_step(call: AtenCall, planned: HostCall) -> Callable[[Frame], None]:
             tensor_at(frame.address(p), [frame.size(s) for s in shape], [frame.size(s) for s in strides], dtype)
             for p, shape, strides, dtype in operands
         ]
-        values = [
-            tensors[x.index] if isinstance(x, Slot) else frame.size(x) if isinstance(x, sympy.Expr) else x for x in leaves
-        ]
+        left = iter(compute(frame.sizes)) if compute else iter(())
+        values = [tensors[x.index] if isinstance(x, Slot) else next(left) if isinstance(x, sympy.Basic) else x for x in leaves]
         args, kwargs = pytree.tree_unflatten(values, tree)
         got = target(*args, **kwargs)
         results = [got] if call.single else got
@@ -75,7 +81,7 @@ def host_step(call: AtenCall, planned: HostCall) -> Callable[[Frame], None]:
                 continue
             slot, spec = place
             strides = tuple(frame.size(s) for s in spec.strides)
-            if result.stride() != strides or _inside(result, tensors):
+            if _lies_otherwise(result, strides) or _inside(result, tensors) or result.is_conj() or result.is_neg():
                 fresh = torch.empty_strided(tuple(result.shape), strides, dtype=spec.dtype)
                 fresh.copy_(result)
                 result = fresh
@@ -84,6 +90,10 @@ def host_step(call: AtenCall, planned: HostCall) -> Callable[[Frame], None]:
                 frame.hosts[slot] = result.data_ptr()
 
     return step
+
+
+def _lies_otherwise(result: torch.Tensor, strides: Sequence[int]) -> bool:
+    return result.stride() != strides and any(n > 1 and a != b for n, a, b in zip(result.shape, result.stride(), strides))
 
 
 def _inside(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:

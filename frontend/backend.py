@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from .. import log
 from ..dialects.mlir import ir
 from ..driver import compile_graph
+from ..errors import CompileError
 from ..lowering.target import Target
 from ..options import Options
 from ..runtime.pool import get_pool
@@ -20,7 +22,9 @@ from ..runtime.program import Program
 from ..runtime.weights import WeightTable
 from .aten import host_step
 from .decompositions import decompositions
+from .eager import EagerRunner
 from .importer import ImportedGraph, TensorSpec, import_graph
+from .registry import LeaveGraph
 from .report import GraphReport, record
 from .runner import Runner
 
@@ -59,11 +63,55 @@ def compile_fx(
 ) -> Callable[[list[Any]], Any]:
     """Compile one functional ATen graph; the result takes one list of arguments and clears it (boxed).
 
-    Raises CompileError with the node, its source line and the stage.
+    A node or kernel that fails to compile is left to ATen with a warning, and so is a graph that cannot be imported at all.
+    Raises CompileError with the node, its source line and the stage where the options do not allow that.
     """
     started = time.perf_counter()
+    force: dict[str, str] = {}
+    while True:
+        try:
+            return _compile(gm, options, target, direction, observer, force)
+        except LeaveGraph as e:
+            error: CompileError = e
+            if not options.fallback:
+                raise
+        except CompileError as e:
+            error = e
+            if options.strict or not options.fallback:
+                raise
+        except Exception as e:
+            error = CompileError(f"{type(e).__name__}: {e}", stage="graph")
+            if options.strict or not options.fallback:
+                raise error from e
+        new = _blamed(error, gm, force)
+        if not new:
+            break
+        force.update(new)
+    warnings.warn(f"mlirc: the {direction} graph runs through ATen as a whole: {error}", stacklevel=2)
+    runner = EagerRunner(gm, error.reason, direction, {"import": time.perf_counter() - started})
+    record(runner.report)
+    return runner
+
+
+def _blamed(error: CompileError, gm: torch.fx.GraphModule, force: dict[str, str]) -> dict[str, str]:
+    """Nodes that had better be left to ATen, with the reason; warns for each error that names such nodes."""
+    names = {n.name for n in gm.graph.nodes if n.op == "call_function"}
+    out: dict[str, str] = {}
+    for e in (error, *error.others):
+        mine = [n for n in e.origins if n in names and n not in force]
+        if mine:
+            what = f"kernel {e.kernel}" if e.kernel else f"node {mine[0]}"
+            warnings.warn(f"mlirc: {what} does not compile, its nodes are left to ATen. {e}", stacklevel=3)
+            out.update(dict.fromkeys(mine, f"{what} does not compile: {e.reason.splitlines()[0]}"))
+    return out
+
+
+def _compile(
+    gm: torch.fx.GraphModule, options: Options, target: Target, direction: str, observer: Any, force: dict[str, str]
+) -> Runner:
+    started = time.perf_counter()
     with ir.Context():
-        graph = import_graph(gm, options.fallback)
+        graph = import_graph(gm, options.fallback, force)
         imported = time.perf_counter()
         tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
         n_outputs = sum(o.kind == "tensor" for o in graph.outputs)
@@ -73,7 +121,7 @@ def compile_fx(
             graph.module, [str(s) for s in graph.symbols], n_outputs, writes, target, options, observer, weights
         )
     by_name = {c.name: c for c in graph.aten_calls}
-    hosts = [host_step(by_name[h.name], h) for h in compiled.planned.hosts]
+    hosts = [host_step(by_name[h.name], h, graph.symbols) for h in compiled.planned.hosts]
     objects = {k.symbol: k.code for k in compiled.kernels}
     linking = time.perf_counter()
     planned = compiled.planned

@@ -15,13 +15,19 @@ _BITS = {torch.int8: 8, torch.uint8: 8, torch.int16: 16, torch.int32: 32, torch.
 _FLOATS = {torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 SUPPORTED = frozenset((*_BITS, *_FLOATS))
-"""The dtypes that kernels know. All others stay with ATen."""
+"""The dtypes that kernels know. Ops on all others stay with ATen."""
+
+_OPAQUE = {torch.uint16: 16, torch.uint32: 32, torch.uint64: 64, torch.complex32: 32, torch.complex64: 64}
+_OPAQUE |= {d: 8 for n in dir(torch) if n.startswith("float8_") and isinstance(d := getattr(torch, n), torch.dtype)}
+
+STORABLE = frozenset((*SUPPORTED, *_OPAQUE))
+"""The dtypes that can pass through a program: those of `_OPAQUE` as integers of their size, which kernels only copy."""
 
 
 def mlir_type(dtype: torch.dtype) -> ir.Type:
-    """The element type of `dtype`; KeyError for complex and quantised dtypes."""
-    if dtype in _BITS:
-        return ir.IntegerType.get_signless(_BITS[dtype])
+    """The element type of a dtype in `STORABLE`; KeyError for others."""
+    if dtype in _BITS or dtype in _OPAQUE:
+        return ir.IntegerType.get_signless(_BITS.get(dtype) or _OPAQUE[dtype])
     return ir.Type.parse(_FLOATS[dtype])
 
 

@@ -15,22 +15,22 @@ attributes say what Python needs (`ImportedGraph` holds them as data).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 import torch
 import torch.fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from ..dialects import builders
 from ..dialects.mlir import arith, func, ir
 from ..errors import CompileError
 from . import ops as _ops  # noqa: F401  (registers the lowerings)
-from .dtypes import SUPPORTED, mlir_type
+from .dtypes import STORABLE, SUPPORTED, mlir_type
 from .graph_builder import Extent, GraphBuilder, Scalar, T, normal, product, same
-from .registry import LOWERINGS, Unsupported
+from .registry import LOWERINGS, LeaveGraph, Unsupported
 
 
 @dataclass
@@ -44,12 +44,15 @@ class TensorSpec:
 
 @dataclass
 class OutputSpec:
-    """One output of the graph: a new tensor, an input passed through, a number, or None."""
+    """One output of the graph: a new tensor, a view of another output or that output itself, an input, a number, or None."""
 
-    kind: str  # "tensor" | "input" | "number" | "none"
+    kind: str  # "tensor" | "view" | "same" | "input" | "number" | "none"
     tensor: TensorSpec | None = None
     input: int = -1
     number: Any = None
+    base: int = -1
+    """The other output; a view shows its memory from element `offset` on."""
+    offset: Extent = 0
 
 
 @dataclass
@@ -80,8 +83,10 @@ class Slot:
 class ImportedGraph:
     """The module and what surrounds it.
 
-    `inputs[i]` is what FX placeholder i is: a TensorSpec, or a sympy expression for a SymInt. The results of `@main` are
-    the outputs of kind "tensor" in order, then one per entry of `writes`: the input position that it overwrites.
+    `inputs[i]` is what FX placeholder i is: a TensorSpec, or a sympy expression for a SymInt; `constants` are tensors of the
+    graph itself, passed behind the placeholders. The results of `@main` are the outputs of kind "tensor" in order, then one
+    per entry of `writes`: the input position that it overwrites. The first `returned` outputs are those of the FX graph;
+    others are only there to be the memory of views.
     """
 
     module: ir.Module
@@ -90,21 +95,27 @@ class ImportedGraph:
     outputs: list[OutputSpec] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
     aten_calls: list[AtenCall] = field(default_factory=list)
+    constants: list[torch.Tensor] = field(default_factory=list)
+    returned: int = 0
     nodes: int = 0
 
 
-def import_graph(gm: torch.fx.GraphModule, allow_fallback: bool = True) -> ImportedGraph:
+def import_graph(
+    gm: torch.fx.GraphModule, allow_fallback: bool = True, force: Mapping[str, str] | None = None
+) -> ImportedGraph:
     """Import one AOTAutograd graph; an `ir.Context` must be current.
 
-    Raises CompileError, with node and source line, for what can neither be lowered nor left to ATen.
+    `force` leaves nodes to ATen: name -> reason. Raises CompileError, with node and source line, where a lowering fails,
+    and LeaveGraph, which is one, for what can neither be lowered nor left to ATen.
     """
-    return _Importer(gm, allow_fallback).run()
+    return _Importer(gm, allow_fallback, force or {}).run()
 
 
 class _Importer:
-    def __init__(self, gm: torch.fx.GraphModule, allow_fallback: bool) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, allow_fallback: bool, force: Mapping[str, str]) -> None:
         self.gm = gm
         self.allow_fallback = allow_fallback
+        self.force = force
         self.env: dict[torch.fx.Node, Any] = {}
         with ir.Location.unknown():
             self.graph = ImportedGraph(ir.Module.create())
@@ -113,6 +124,8 @@ class _Importer:
     def run(self) -> ImportedGraph:
         nodes = list(self.gm.graph.nodes)
         places = [n for n in nodes if n.op == "placeholder"]
+        check_inputs(places)
+        places += self._constants(nodes)
         with ir.Location.unknown(), ir.InsertionPoint(self.graph.module.body):
             symbols = self._symbols(places)
             types, attributes, orders = [], [], []
@@ -144,7 +157,7 @@ class _Importer:
                 for n in nodes:
                     if n.op == "output":
                         results = self._outputs(n)
-                    elif n.op != "placeholder":
+                    elif n not in self.placeholders:
                         with self._location(n):
                             self.env[n] = self._node(n)
                 func.ReturnOp(results)
@@ -157,20 +170,31 @@ class _Importer:
     # Inputs and outputs
 
     def _symbols(self, places: Sequence[torch.fx.Node]) -> list[sympy.Symbol]:
+        """All symbols of the graph. Raises LeaveGraph for one whose value the inputs do not give."""
         found: dict[sympy.Symbol, None] = {}
         for n in self.gm.graph.nodes:
-            for value in torch.utils._pytree.tree_leaves(n.meta.get("val")):
-                extents: list[Any] = []
-                if isinstance(value, torch.Tensor):
-                    extents = [*value.shape, *_strides(value)]
-                elif isinstance(value, torch.SymInt):
-                    extents = [value]
-                for e in extents:
-                    e = normal(e)
-                    if isinstance(e, sympy.Expr):
-                        found.update(dict.fromkeys(sorted(e.free_symbols, key=str)))
+            for e in _extents(n):
+                found.update(dict.fromkeys(sorted(e.free_symbols, key=str)))
+        given = {e for n in places for e in _extents(n)}
+        for s in found:
+            if s not in given:
+                raise LeaveGraph(f"the size {s} depends on data")
         self.graph.symbols = list(found)
         return self.graph.symbols
+
+    def _constants(self, nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+        """Tensors of the graph module itself, such as a list used as an index. Those of one element become numbers."""
+        out = []
+        for n in nodes:
+            if n.op == "get_attr":
+                value = getattr(self.gm, str(n.target), None)
+                if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or value.device.type != "cpu":
+                    raise LeaveGraph(f"the graph holds a {type(value).__name__}", node=n.format_node(), source=source_of(n))
+                n.meta.setdefault("val", value)
+                if value.numel() != 1 or value.dtype not in SUPPORTED:
+                    self.graph.constants.append(value)
+                    out.append(n)
+        return out
 
     def _input(self, n: torch.fx.Node) -> tuple[Any, list[int], dict[str, ir.Attribute]]:
         value = n.meta.get("val")
@@ -192,26 +216,59 @@ class _Importer:
 
     def _outputs(self, node: torch.fx.Node) -> list[ir.Value]:
         results = []
-        for x in node.args[0]:
-            if isinstance(x, torch.fx.Node) and x in self.placeholders:
+        values = list(node.args[0])  # type: ignore[arg-type]
+        self.graph.returned = len(values)
+        bases = self._shared_memory(values)
+        values += [b for b in dict.fromkeys(bases.values()) if b not in values]
+        for i, x in enumerate(values):
+            if not isinstance(x, torch.fx.Node):
+                self.graph.outputs.append(OutputSpec("none" if x is None else "number", number=x))
+            elif x in self.placeholders:
                 self.graph.outputs.append(OutputSpec("input", input=self.placeholders[x]))
-            elif isinstance(x, torch.fx.Node) and isinstance(self.env[x], T):
-                value = self.env[x]
-                if isinstance(value, T) and x.target is torch.ops.aten.copy_.default:
-                    self.graph.outputs.append(OutputSpec("input", input=self.placeholders[x.args[0]]))
-                    continue
-                spec = _spec(x.meta["val"])
-                self.graph.outputs.append(OutputSpec("tensor", tensor=spec))
-                results.append(self._to_memory(value, x.meta["val"], spec).value)
-            elif isinstance(x, torch.fx.Node):
+            elif not isinstance(self.env[x], T):
                 value = self.env[x]
                 self.graph.outputs.append(OutputSpec("number", number=getattr(value, "expr", value)))
+            elif x.target is torch.ops.aten.copy_.default:
+                self.graph.outputs.append(OutputSpec("input", input=self.placeholders[x.args[0]]))  # type: ignore[index]
             else:
-                self.graph.outputs.append(OutputSpec("none" if x is None else "number", number=x))
+                meta = x.meta["val"]
+                spec = _spec(meta)
+                if values.index(x) != i:
+                    self.graph.outputs.append(OutputSpec("same", base=values.index(x)))
+                    continue
+                base = values.index(bases.get(x, x))
+                if base != i:
+                    offset = normal(meta.storage_offset()) - normal(values[base].meta["val"].storage_offset())  # type: ignore[operator]
+                    self.graph.outputs.append(OutputSpec("view", tensor=spec, base=base, offset=normal(offset)))
+                    continue
+                if not _fills(meta, spec):
+                    spec = _packed(meta, _memory_order(meta))
+                self.graph.outputs.append(OutputSpec("tensor", tensor=spec))
+                results.append(self._to_memory(self.env[x], meta, spec).value)
         for i, value in self._writes.items():
             self.graph.writes.append(i)
             results.append(value.value)
         return results
+
+    def _shared_memory(self, values: Sequence[Any]) -> dict[torch.fx.Node, torch.fx.Node]:
+        """Outputs that show the same memory or a part of one: output -> the node whose memory it is, as in eager mode."""
+        first: dict[int, torch.fx.Node] = {}
+        for n in self.gm.graph.nodes:
+            if n.op != "output" and (storage := _storage(n.meta.get("val"))) is not None:
+                first.setdefault(storage, n)
+        groups: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+        for x in dict.fromkeys(v for v in values if isinstance(v, torch.fx.Node)):
+            storage = _storage(x.meta.get("val"))
+            if storage is not None and isinstance(self.env.get(x), T) and x.target is not torch.ops.aten.copy_.default:
+                groups.setdefault(first[storage], []).append(x)
+        out = {}
+        for base, members in groups.items():
+            value = base.meta["val"]
+            if base in self.placeholders or not isinstance(self.env.get(base), T) or not _fills(value, _spec(value)):
+                continue
+            if len(members) > 1 or not all(_fills(x.meta["val"], _spec(x.meta["val"])) for x in members):
+                out.update({x: base for x in members if x.meta["val"].dtype == value.dtype})
+        return out
 
     def _to_memory(self, value: T, meta: torch.Tensor, spec: TensorSpec) -> T:
         """The tensor in the order in which its dims lie in memory, broadcast dims (stride 0) cut to one."""
@@ -248,6 +305,8 @@ class _Importer:
             self._writes[self.placeholders[target]] = self.b.permute(value, _memory_order(target.meta["val"]))
             return value
         try:
+            if n.name in self.force:
+                raise Unsupported(self.force[n.name])
             self._check_dtypes(n)
             lowering = LOWERINGS.get(n.target)
             if lowering is None:
@@ -255,12 +314,9 @@ class _Importer:
             return lowering(self.b, n, *args, **kwargs)
         except Unsupported as e:
             return self._aten(n, args, kwargs, str(e))
-        except CompileError as e:
-            raise CompileError(e.reason, node=n.format_node(), source=_source(n), stage="import") from e
         except Exception as e:
-            raise CompileError(
-                f"{type(e).__name__}: {e}", node=n.format_node(), source=_source(n), stage="import"
-            ) from e
+            reason = e.reason if isinstance(e, CompileError) else f"{type(e).__name__}: {e}"
+            raise CompileError(reason, node=n.format_node(), source=source_of(n), stage="import", origins=[n.name]) from e
 
     def _number(self, value: Any) -> Any:
         if isinstance(value, float):
@@ -284,10 +340,10 @@ class _Importer:
                 raise Unsupported(f"dtype {value.dtype}")
 
     def _aten(self, n: torch.fx.Node, args: Any, kwargs: Any, reason: str) -> Any:
-        if not isinstance(n.target, torch._ops.OpOverload):
-            raise CompileError(f"cannot compile: {reason}", node=n.format_node(), source=_source(n), stage="import")
         if not self.allow_fallback:
-            raise CompileError(f"would be left to ATen: {reason}", node=n.format_node(), source=_source(n), stage="import")
+            raise CompileError(f"would be left to ATen: {reason}", node=n.format_node(), source=source_of(n), stage="import")
+        if not isinstance(n.target, torch._ops.OpOverload):
+            raise LeaveGraph(reason, node=n.format_node(), source=source_of(n), stage="import")
         operands: list[T] = []
 
         def slot(x: Any) -> Any:
@@ -297,13 +353,17 @@ class _Importer:
             return x.expr if isinstance(x, Scalar) else x
 
         arguments = torch.utils._pytree.tree_map(slot, (list(args), dict(kwargs)), is_leaf=lambda x: isinstance(x, (T, Scalar)))
-        single = not isinstance(n.meta["val"], (list, tuple))
-        metas = [n.meta["val"]] if single else list(n.meta["val"])
-        specs = [_spec(v) if isinstance(v, torch.Tensor) else None for v in metas]
+        value = n.meta.get("val")
+        single = not isinstance(value, (list, tuple))
+        metas = [value] if single else list(value)
+        for v in metas:
+            if isinstance(v, torch.Tensor) and (v.dtype not in STORABLE or v.layout != torch.strided or v.device.type != "cpu"):
+                raise LeaveGraph(f"{n.target} returns a tensor of {v.dtype}, {v.layout}, {v.device}", node=n.format_node())
         orders = [_memory_order(v) if isinstance(v, torch.Tensor) else [] for v in metas]
+        specs = [_packed(v, order) if isinstance(v, torch.Tensor) else None for v, order in zip(metas, orders)]
         if any(s is None and v is not None for s, v in zip(specs, metas)):
-            raise CompileError(f"{n.target} returns a number that depends on data", node=n.format_node(), source=_source(n))
-        # What ATen returns has the strides that the graph says; elsewhere it is a row-major tensor in memory order.
+            raise LeaveGraph(f"{n.target} returns a number that depends on data", node=n.format_node(), source=source_of(n))
+        # What ATen returns is a row-major tensor in memory order, a copy if need be.
         types, sizes = [], []
         for spec, order in zip(specs, orders):
             if spec is not None:
@@ -317,7 +377,7 @@ class _Importer:
         call = func.CallOp(types, name, [x.value for x in operands])
         call.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get(sizes)
         described = [TensorSpec(x.shape, (), x.dtype) for x in operands]
-        source = _source(n)
+        source = source_of(n)
         self.graph.aten_calls.append(
             AtenCall(name, n.target, arguments, described, specs, single, reason, n.name, source)
         )
@@ -337,11 +397,51 @@ class _Importer:
         return size if isinstance(size, int) else builders.DYNAMIC
 
     def _location(self, n: torch.fx.Node) -> ir.Location:
-        found = _source(n)
+        found = source_of(n)
         if found:
             path, _, line = found.rpartition(":")
             return ir.Location.name(n.name, ir.Location.file(path, int(line), 0))
         return ir.Location.name(n.name)
+
+
+def check_inputs(places: Sequence[torch.fx.Node]) -> None:
+    """Raises LeaveGraph if the program cannot take one of these placeholders."""
+    for n in places:
+        value = n.meta.get("val")
+        if isinstance(value, (torch.SymFloat, torch.SymBool)):
+            raise LeaveGraph(f"the input {n.name} is a {type(value).__name__}", node=n.name)
+        if not isinstance(value, torch.Tensor):
+            continue
+        what = {
+            f"on {value.device}": value.device.type != "cpu",
+            f"{value.layout}": value.layout != torch.strided,
+            f"a {type(value).__name__}": type(value) not in (FakeTensor, torch.Tensor, torch.nn.Parameter),
+            f"of {value.dtype}": value.dtype not in STORABLE,
+            "a lazy conjugate": value.is_conj() or value.is_neg(),
+        }
+        for reason, wrong in what.items():
+            if wrong:
+                raise LeaveGraph(f"the input {n.name} is {reason}", node=n.name)
+
+
+def _extents(n: torch.fx.Node) -> list[sympy.Expr]:
+    """What is symbolic in the sizes, strides and numbers of a node's value."""
+    out: list[sympy.Expr] = []
+    for value in torch.utils._pytree.tree_leaves(n.meta.get("val")):
+        extents: list[Any] = []
+        if isinstance(value, torch.Tensor):
+            extents = [*value.shape, *_strides(value)]
+        elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            extents = [value.node.expr]
+        out += [e for e in (x if isinstance(x, sympy.Basic) else normal(x) for x in extents) if isinstance(e, sympy.Basic)]
+    return out
+
+
+def _storage(value: Any) -> int | None:
+    """Equal for (fake) tensors that share memory."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    return value.untyped_storage()._cdata
 
 
 _SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default, torch.ops.aten.sym_stride.int)
@@ -374,6 +474,15 @@ def _spec(value: torch.Tensor) -> TensorSpec:
     )
 
 
+def _packed(value: torch.Tensor, order: Sequence[int]) -> TensorSpec:
+    """Sizes, and the strides of memory without gaps in which dims lie in this order."""
+    spec = _spec(value)
+    strides: list[Extent] = [1] * len(order)
+    for k, d in enumerate(order):
+        strides[d] = product([spec.shape[later] for later in order[k + 1 :]])
+    return TensorSpec(spec.shape, tuple(strides), spec.dtype)
+
+
 def _hint(x: Any) -> int:
     return x if isinstance(x, int) else x.node.hint if isinstance(x, torch.SymInt) else int(x)
 
@@ -394,6 +503,13 @@ def _dense(sizes: Sequence[Extent], strides: Sequence[Extent]) -> bool:
     return True
 
 
+def _fills(value: torch.Tensor, spec: TensorSpec) -> bool:
+    """Whether the tensor has memory for each element, next to each other, but for dims that are broadcast."""
+    order = _memory_order(value)
+    real = [d for d in order if not same(spec.strides[d], 0)]
+    return _dense([spec.shape[d] for d in real], [spec.strides[d] for d in real])
+
+
 def _inverse(order: Sequence[int]) -> list[int]:
     return [list(order).index(d) for d in range(len(order))]
 
@@ -402,7 +518,7 @@ def _texts(values: Sequence[Extent]) -> ir.Attribute:
     return ir.ArrayAttr.get([ir.StringAttr.get(str(v)) for v in values])
 
 
-def _source(n: torch.fx.Node) -> str | None:
+def source_of(n: torch.fx.Node) -> str | None:
     """`file:line` of the user's model, from the innermost frame that is not torch's own."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', n.meta.get("stack_trace") or n.stack_trace or "")
     if not frames:
@@ -411,4 +527,4 @@ def _source(n: torch.fx.Node) -> str | None:
     return f"{path}:{line}"
 
 
-__all__ = ["AtenCall", "ImportedGraph", "OutputSpec", "Slot", "TensorSpec", "import_graph", "arith"]
+__all__ = ["AtenCall", "ImportedGraph", "OutputSpec", "Slot", "TensorSpec", "import_graph", "source_of", "arith"]

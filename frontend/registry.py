@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ..errors import CompileError
+
 Lowering = Callable[..., Any]
 """`lowering(b, node, *args, **kwargs)`: b is the GraphBuilder, node the FX node; arguments are as in the FX graph, with
 nodes replaced by `T`, `Scalar`, numbers, or lists of them. Returns a `T`, or a list of them for several results."""
@@ -16,6 +18,10 @@ LOWERINGS: dict[Any, Lowering] = {}
 
 class Unsupported(Exception):
     """This signature stays with ATen; the text is the reason that the user reads."""
+
+
+class LeaveGraph(CompileError):
+    """There is something in the graph that can neither be lowered nor be a call into ATen: all of it has to run there."""
 
 
 def lowers(*targets: Any) -> Callable[[Lowering], Lowering]:

@@ -9,10 +9,10 @@ from typing import Any
 import sympy
 import torch
 
-from ..dialects.sizes import parse
 from ..errors import CompileError
 from ..runtime.program import Program
 from ..runtime.weights import WeightTable
+from .evaluate import evaluator
 from .importer import ImportedGraph, OutputSpec, TensorSpec
 from .report import GraphReport
 
@@ -37,6 +37,9 @@ class Runner:
         self.tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
         self.sizes = [_size_reader(s, graph) for s in graph.symbols]
         self.outputs = [_output(o, graph) for o in graph.outputs]
+        self.views = [(i, o.base, _view(o, graph)) for i, o in enumerate(graph.outputs) if o.kind in ("view", "same")]
+        self.returned = graph.returned
+        self.constants = graph.constants
         self.weights = weights
         self.report = report
         self._weights_of = itemgetter(*weight_inputs) if len(weight_inputs) > 1 else lambda x: (x[weight_inputs[0]],)
@@ -50,13 +53,20 @@ class Runner:
             results.append(out)
             if fresh:
                 outputs.append(out.data_ptr())
-        tensors = [args[i] for i in self.tensors]
+        for i, base, view in self.views:
+            results[i] = view(results[base], sizes)
+        tensors = [args[i] for i in self.tensors] if not self.constants else self._with_constants(args)
         inputs = [t.data_ptr() for t in tensors]
         if self.weights is not None:
             inputs += self.weights.addresses(self._weights_of(inputs), self._weights_of(tensors))
         self.program.run(inputs, outputs, sizes)
         args.clear()
+        del results[self.returned :]
         return results
+
+    def _with_constants(self, args: list[Any]) -> list[torch.Tensor]:
+        everything = [*args, *self.constants]
+        return [everything[i] for i in self.tensors]
 
 
 def _size_reader(symbol: sympy.Symbol, graph: ImportedGraph) -> Callable[[list[Any]], int]:
@@ -79,9 +89,11 @@ def _output(spec: OutputSpec, graph: ImportedGraph) -> tuple[Callable[[list[Any]
     """(how to make an output before the call, whether the program writes it)."""
     if spec.kind == "input":
         return lambda args, sizes: args[spec.input], False
+    if spec.kind in ("view", "same"):
+        return lambda args, sizes: None, False
     if spec.kind != "tensor":
         if isinstance(spec.number, sympy.Expr):
-            compute = _evaluator([spec.number], graph)
+            compute = evaluator([spec.number], graph.symbols)
             return lambda args, sizes: compute(sizes)[0], False
         return lambda args, sizes: spec.number, False
     assert spec.tensor is not None
@@ -89,7 +101,7 @@ def _output(spec: OutputSpec, graph: ImportedGraph) -> tuple[Callable[[list[Any]
     shape, strides = spec.tensor.shape, spec.tensor.strides
     if all(isinstance(s, int) for s in (*shape, *strides)):
         return lambda args, sizes: torch.empty_strided(shape, strides, dtype=dtype), True
-    compute = _evaluator([*shape, *strides], graph)
+    compute = evaluator([*shape, *strides], graph.symbols)
     n = len(shape)
 
     def make(args: list[Any], sizes: Sequence[int]) -> torch.Tensor:
@@ -99,14 +111,19 @@ def _output(spec: OutputSpec, graph: ImportedGraph) -> tuple[Callable[[list[Any]
     return make, True
 
 
-def _evaluator(exprs: Sequence[Any], graph: ImportedGraph) -> Callable[[Sequence[int]], list[int]]:
-    """Python code for expressions of the symbols, made once."""
-    names = [str(s) for s in graph.symbols]
-    code = f"lambda s: [{', '.join(_python(parse(str(e))) for e in exprs)}]"
-    for i, n in sorted(enumerate(names), key=lambda x: -len(x[1])):
-        code = code.replace(n, f"s[{i}]") if n.isidentifier() else code
-    return eval(code, {"floor": lambda x: x // 1, "ceiling": lambda x: -(-x // 1), "Max": max, "Min": min})  # noqa: S307
+def _view(spec: OutputSpec, graph: ImportedGraph) -> Callable[[torch.Tensor, Sequence[int]], torch.Tensor]:
+    """How to make an output that shows the memory of another one."""
+    if spec.kind == "same":
+        return lambda base, sizes: base
+    assert spec.tensor is not None
+    n = len(spec.tensor.shape)
+    if all(isinstance(s, int) for s in (*spec.tensor.shape, *spec.tensor.strides, spec.offset)):
+        shape, strides, offset = spec.tensor.shape, spec.tensor.strides, spec.offset
+        return lambda base, sizes: base.as_strided(shape, strides, offset)
+    compute = evaluator([*spec.tensor.shape, *spec.tensor.strides, spec.offset], graph.symbols)
 
+    def make(base: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        values = compute(sizes)
+        return base.as_strided(values[:n], values[n : 2 * n], values[-1])
 
-def _python(e: Any) -> str:
-    return f"int({e})"
+    return make
