@@ -6,7 +6,9 @@ import contextlib
 import importlib.metadata
 import os
 import re
+import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,8 +230,8 @@ def _list(of_graph: list[str], of_kernel: list[str], summaries: list[GraphSummar
         click.echo(f"{summary.name}: {summary.nodes} nodes")
         for kernel, calls in summary.kernels:
             click.echo(f"  {kernel.name}  {calls} call{'s' * (calls != 1)}")
-        for op, reason in summary.aten:
-            click.echo(f"  left to ATen: {op}  {reason}")
+        for (op, reason), calls in Counter(summary.aten).items():
+            click.echo(f"  left to ATen: {op}  {calls} call{'s' * (calls != 1)}  {reason}")
 
 
 @main.command()
@@ -253,7 +255,8 @@ def explain(
     with _user_code(what), torch.set_grad_enabled(train):
         model = load_model(what, inputs)
         report = measure(model.function, model.args, model.kwargs, options)
-    Console().print(report)
+    # Tables in pipes and files are not squeezed to the 80 columns that rich assumes there.
+    Console(width=None if sys.stdout.isatty() else 140).print(report)
 
 
 @main.command()

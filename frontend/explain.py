@@ -94,11 +94,16 @@ class Report:
 
     def _aten_table(self) -> Table:
         title = f"Left to ATen ({self.aten_share:.1%} of run time)"
-        table = Table("node", "op", "reason", "source", title=title, title_justify="left")
+        table = Table(title=title, title_justify="left")
+        table.add_column("calls", justify="right")
+        for heading in ("op", "reason", "source"):
+            table.add_column(heading, overflow="fold")
         table.add_column("share", justify="right")
+        groups: dict[tuple[str, str, str], list[float]] = {}
         for a in self.aten:
-            source = Text(_relative(a.source or "?"), overflow="fold")
-            table.add_row(Text(a.node), Text(a.op), Text(a.reason), source, f"{a.share:.1%}")
+            groups.setdefault((a.op, a.reason, _short(a.source or "?")), []).append(a.share)
+        for texts, shares in groups.items():
+            table.add_row(str(len(shares)), *map(Text, texts), f"{sum(shares):.1%}")
         return table
 
 
@@ -187,7 +192,8 @@ def restored(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
                         tensor.copy_(old)
 
 
-def _relative(source: str) -> str:
-    """A path below the working directory without it."""
+def _short(source: str) -> str:
+    """A path below the working directory, or below that of the packages, without it."""
     here = os.getcwd() + os.sep
+    source = source.rpartition("/site-packages/")[2]
     return source[len(here) :] if source.startswith(here) else source

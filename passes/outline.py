@@ -102,7 +102,7 @@ class _Outline:
         names = [_origin(o) for o in ops]
         if text not in self.by_text:
             self.by_text[text] = len(self.kernels)
-            name = f"k{len(self.kernels):02d}_{_describe(names)}"
+            name = f"k{len(self.kernels):02d}_{_describe(names, _movement(ops))}"
             self.kernels.append(Kernel(name, text))
             self.bodies.append(body)
             with ir.InsertionPoint(st.operation(self.function.parent).regions[0].blocks[0]), ir.Location.unknown():
@@ -288,10 +288,31 @@ def _origin(op: ir.Operation) -> str:
     return found.group(1) if found else ""
 
 
-def _describe(nodes: Sequence[str]) -> str:
-    """`addmm_3, gelu_3` -> `addmm_gelu`."""
-    words = list(dict.fromkeys(re.sub(r"(_\d+|_default|_tensor)+$", "", n) for n in nodes if n))
-    return re.sub(r"\W", "_", "_".join(words[:4])) or "copy"
+def _movement(ops: Sequence[ir.Operation]) -> list[str]:
+    """`pack` or `pad` for a kernel that only brings the operand of another one into the form in which that one reads it."""
+    if not all("mlirc.pack" in op.attributes or st.kind(op) in ("view", "pad", "aux") for op in ops):
+        return []
+    return ["pack" if any("mlirc.pack" in op.attributes for op in ops) else "pad" if any(st.kind(op) == "pad" for op in ops) else "copy"]
+
+
+_WORDS = {
+    "addmm": "linear",
+    "mm": "matmul",
+    "bmm": "matmul",
+    "baddbmm": "matmul",
+    "convolution": "conv",
+    "clone": "copy",
+    "native_layer_norm": "layer_norm",
+    "max_pool2d_with_indices": "max_pool2d",
+}
+
+
+def _describe(nodes: Sequence[str], movement: Sequence[str]) -> str:
+    """What a kernel does, by the FX nodes of its ops: `addmm_3, gelu_3` -> `linear_gelu`."""
+    words = (re.sub(r"(_\d+|_default|_tensor)+$", "", n).lstrip("_") for n in nodes if n)
+    words = (re.sub("^native_batch_norm_legit(_no_training|_functional)?", "batch_norm", w) for w in words)
+    known = list(dict.fromkeys(_WORDS.get(w, w) for w in words))
+    return re.sub(r"\W", "_", "_".join([*movement, *known[:4]])) or "copy"
 
 
 __all__ = ["Kernel", "builders", "outline"]
