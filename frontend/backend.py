@@ -122,7 +122,7 @@ def _compile(
         )
     by_name = {c.name: c for c in graph.aten_calls}
     hosts = [host_step(by_name[h.name], h, graph.symbols) for h in compiled.planned.hosts]
-    objects = {k.symbol: k.code for k in compiled.kernels}
+    objects = {k.name: k.code for k in compiled.kernels}
     linking = time.perf_counter()
     planned = compiled.planned
     program = Program(planned.plan, objects, hosts, perf=options.perf)

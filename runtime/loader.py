@@ -147,13 +147,16 @@ def _runtime_libraries() -> list[ctypes.CDLL]:
 
 
 def _write_perf_map(tables: dict[str, list[elf.Symbol]], addresses: dict[str, int]) -> None:
+    """Functions are named after their object, with what their symbol has beyond the exported one (`k03_linear_body`)."""
     lines = []
-    for table in tables.values():
+    for name, table in tables.items():
+        exported = next((s.name for s in table if s.name in addresses and s.section), "")
         # Local functions have no address to ask for; they keep their distance to an exported one in the same section.
         bases = {s.section: addresses[s.name] - s.offset for s in table if s.name in addresses and s.section}
         for s in table:
             if s.is_function and s.size and s.section in bases:
-                lines.append(f"{bases[s.section] + s.offset:x} {s.size:x} {s.name}\n")
+                label = name + s.name.removeprefix(exported) if exported and s.name.startswith(exported) else s.name
+                lines.append(f"{bases[s.section] + s.offset:x} {s.size:x} {label}\n")
     # One write: several threads may append.
     with open(f"/tmp/perf-{os.getpid()}.map", "a") as file:
         file.write("".join(lines))
