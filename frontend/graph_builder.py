@@ -6,6 +6,7 @@ A `T` is an SSA tensor with what the IR does not say: its torch dtype and its si
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import sympy
@@ -51,6 +52,19 @@ def product(sizes: Sequence[Extent]) -> Extent:
     return normal(out)
 
 
+rounded: ContextVar[dict[sympy.Expr, sympy.Symbol]] = ContextVar("rounded")
+"""Sizes that are rounded floats (`interpolate` by 1.5) -> the symbols that stand for them while a graph is imported.
+
+Python computes them, once a call: what comes out of a float product depends on its rounding."""
+
+_ROUNDING = ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt")
+
+
+def _symbol_of(expr: sympy.Expr) -> sympy.Symbol:
+    known = rounded.get()
+    return known.setdefault(expr, sympy.Symbol(f"z{len(known)}", integer=True, positive=True))
+
+
 def normal(size: object) -> Extent:
     """An int where the size is one, else the sympy expression."""
     if isinstance(size, int):
@@ -58,7 +72,11 @@ def normal(size: object) -> Extent:
     if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         size = size.node.expr
     if isinstance(size, sympy.Expr):
-        return int(size) if size.is_Integer else size
+        if size.is_Integer:
+            return int(size)
+        if size.is_Symbol or rounded.get(None) is None:
+            return size
+        return size.replace(lambda e: type(e).__name__ in _ROUNDING, _symbol_of)
     return int(size)  # type: ignore[call-overload]
 
 

@@ -29,7 +29,7 @@ from ..dialects.mlir import arith, func, ir
 from ..errors import CompileError
 from . import ops as _ops  # noqa: F401  (registers the lowerings)
 from .dtypes import STORABLE, SUPPORTED, mlir_type
-from .graph_builder import Extent, GraphBuilder, Scalar, T, normal, product, same
+from .graph_builder import Extent, GraphBuilder, Scalar, T, normal, product, rounded, same
 from .registry import LOWERINGS, LeaveGraph, Unsupported
 
 
@@ -96,6 +96,8 @@ class ImportedGraph:
     writes: list[int] = field(default_factory=list)
     aten_calls: list[AtenCall] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
+    rounded: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
+    """Symbols that stand for expressions of the other ones."""
     returned: int = 0
     nodes: int = 0
 
@@ -108,7 +110,14 @@ def import_graph(
     `force` leaves nodes to ATen: name -> reason. Raises CompileError, with node and source line, where a lowering fails,
     and LeaveGraph, which is one, for what can neither be lowered nor left to ATen.
     """
-    return _Importer(gm, allow_fallback, force or {}).run()
+    known: dict[sympy.Expr, sympy.Symbol] = {}
+    token = rounded.set(known)
+    try:
+        graph = _Importer(gm, allow_fallback, force or {}).run()
+    finally:
+        rounded.reset(token)
+    graph.rounded = {s: e for e, s in known.items()}
+    return graph
 
 
 class _Importer:
@@ -175,7 +184,7 @@ class _Importer:
         for n in self.gm.graph.nodes:
             for e in _extents(n):
                 found.update(dict.fromkeys(sorted(e.free_symbols, key=str)))
-        given = {e for n in places for e in _extents(n)}
+        given = {e for n in places for e in _extents(n)} | set(rounded.get().values())
         for s in found:
             if s not in given:
                 raise LeaveGraph(f"the size {s} depends on data")
@@ -433,7 +442,10 @@ def _extents(n: torch.fx.Node) -> list[sympy.Expr]:
             extents = [*value.shape, *_strides(value)]
         elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             extents = [value.node.expr]
-        out += [e for e in (x if isinstance(x, sympy.Basic) else normal(x) for x in extents) if isinstance(e, sympy.Basic)]
+        for x in extents:
+            x = normal(x) if isinstance(x, (torch.SymInt, sympy.Expr)) else x
+            if isinstance(x, sympy.Basic):
+                out.append(x)
     return out
 
 

@@ -71,6 +71,12 @@ class Runner:
 
 def _size_reader(symbol: sympy.Symbol, graph: ImportedGraph) -> Callable[[list[Any]], int]:
     """How to find the value of a symbol in the arguments of a call."""
+    if symbol in graph.rounded:
+        expr = graph.rounded[symbol]
+        parts = sorted(expr.free_symbols, key=str)
+        read = [_size_reader(s, graph) for s in parts]
+        compute = evaluator([expr], parts)
+        return lambda args: compute([r(args) for r in read])[0]
     for i, spec in enumerate(graph.inputs):
         if spec == symbol:
             return lambda args: int(args[i])
