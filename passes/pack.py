@@ -24,9 +24,13 @@ PASS_NAME = "mlirc-pack"
 
 @dataclass(frozen=True)
 class PackShape:
-    """Columns per block: the lanes of one register tile."""
+    """Columns per block (the lanes of one register tile), and whether bf16 is multiplied in pairs along k.
+
+    Pairs are what `vdpbf16ps` takes: [n/32][k/2][32][2], the rows as they are.
+    """
 
     block: int
+    pairs: bool = False
 
 
 def pack(function: ir.Operation, shape: PackShape) -> None:
@@ -49,6 +53,10 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts) -> None:
     if used[0] == used[1]:
         return
     side = 0 if used[0] else 1
+    pair = _pair_loop(op, side, layouts) if shape.pairs else None
+    if pair is not None:
+        _blocked(op, side, st.map_dims(maps[side]).index(lane), shape.block, layouts, pair)
+        return
     _widen_rows(op, 1 - side, layouts)
     operand = op.operands[side]
     dims = st.map_dims(maps[side])
@@ -73,6 +81,24 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts) -> None:
         return
     block = shape.block if extents[at] > shape.block // 2 else shape.block // 2
     _blocked(op, side, at, block, layouts)
+
+
+def _pair_loop(op: ir.Operation, side: int, layouts: Layouts) -> int | None:
+    """The reduction loop of a bf16 product along which the rows are contiguous, if it is even and can be cut in pairs."""
+    maps = [st.map_dims(m) for m in st.maps(op)]
+    if any(not isinstance(builders.element_type(v), ir.BF16Type) for v in st.inputs(op)):
+        return None
+    if not isinstance(builders.element_type(op.results[0]), ir.F32Type) or None in maps[side]:
+        return None
+    if _few_rows(op, layouts, side) or not all(isinstance(n, int) for n in layouts.shapes.of(op.operands[side])):
+        return None
+    iterators = st.iterators(op)
+    strides = layouts.of(op.operands[1 - side]).strides
+    sizes = layouts.shapes.of(op.operands[1 - side])
+    for d, step, n in zip(maps[1 - side], strides, sizes):
+        if d is not None and iterators[d] == "reduction" and step == 1 and isinstance(n, int) and n % 2 == 0 and d in maps[side]:
+            return d
+    return None
 
 
 def _few_rows(op: ir.Operation, layouts: Layouts, side: int) -> bool:
@@ -146,15 +172,18 @@ def _transpose_only(op: ir.Operation, side: int, at: int, layouts: Layouts) -> N
     _reread(op, side, copy, [st.maps(op)[side].results[d] for d in order])
 
 
-def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts) -> None:
-    """[..., n, ...] becomes [..., n / block, (the reduced dims), block], padded with zeros to whole blocks."""
+def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts, pair: int | None = None) -> None:
+    """[..., n, ...] becomes [..., n / block, (the reduced dims), block], padded with zeros to whole blocks.
+
+    With a `pair` loop, it is cut in two: [..., n / block, ..., k / 2, block, 2], and `mlirc.pairs` says so.
+    """
     v = op.operands[side]
     m = st.maps(op)[side]
     loops = st.map_dims(m)
     iterators = st.iterators(op)
     reduced = [d for d in range(len(loops)) if iterators[loops[d]] == "reduction"]  # type: ignore[index]
     batch = [d for d in range(len(loops)) if d != at and d not in reduced]
-    reduced.sort(key=lambda d: loops[d])  # type: ignore[arg-type, return-value]
+    reduced.sort(key=lambda d: (loops[d] == pair, loops[d]))  # type: ignore[arg-type, return-value]
     with ir.InsertionPoint(op), op.location:
         sizes = _sizes(v, layouts)
         n = sizes[at]
@@ -164,13 +193,16 @@ def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts)
             n += -n % block
         order = [*batch, at, *reduced]
         shape = [n // block if d == at else sizes[d] for d in order] + [block]
+        if pair is not None:
+            shape[-2] = shape[-2] // 2  # type: ignore[operator]
+            shape.append(2)
         rank = len(shape)
         dims: list[ir.AffineExpr] = [None] * len(sizes)  # type: ignore[list-item]
         for k, d in enumerate(order):
             dims[d] = ir.AffineDimExpr.get(k)
-        dims[at] = ir.AffineExpr.get_add(
-            ir.AffineExpr.get_mul(dims[at], ir.AffineConstantExpr.get(block)), ir.AffineDimExpr.get(rank - 1)
-        )
+        dims[at] = _join(dims[at], block, len(order))
+        if pair is not None:
+            dims[order[-1]] = _join(dims[order[-1]], 2, rank - 1)
         init = builders.empty(shape, builders.element_type(v))
         maps = [ir.AffineMap.get(rank, 0, dims), builders.identity(rank)]
         (packed,) = builders.generic([v], [init], maps, "p" * rank, lambda x, _: [x])
@@ -179,7 +211,17 @@ def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts)
     size = ir.AffineConstantExpr.get(block)
     exprs = [ir.AffineExpr.get_floor_div(lane, size) if d == at else m.results[d] for d in order]
     exprs.append(ir.AffineExpr.get_mod(lane, size))
+    if pair is not None:
+        two = ir.AffineConstantExpr.get(2)
+        exprs.append(ir.AffineExpr.get_mod(exprs[-2], two))
+        exprs[-3] = ir.AffineExpr.get_floor_div(exprs[-3], two)
+        op.attributes["mlirc.pairs"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), pair)
     _reread(op, side, packed, exprs)
+
+
+def _join(e: ir.AffineExpr, block: int, inner: int) -> ir.AffineExpr:
+    """block * e + (loop `inner`)."""
+    return ir.AffineExpr.get_add(ir.AffineExpr.get_mul(e, ir.AffineConstantExpr.get(block)), ir.AffineDimExpr.get(inner))
 
 
 def _pad(v: ir.Value, at: int, amount: int, sizes: list[builders.Size]) -> ir.Value:

@@ -15,8 +15,9 @@ from .fuse import fuse
 from .layouts import Layouts
 from .materialize import materialize
 from .outline import Kernel, outline
-from .pack import PackShape, pack
+from .pack import pack
 from .sink_reshapes import sink_reshapes
+from .strategy import pack_shape
 
 if TYPE_CHECKING:
     from ..lowering.target import Target
@@ -58,7 +59,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "fold-transposes": _fold_transposes,
     "sink-reshapes": _sink_reshapes,
     "materialize": lambda graph: materialize(graph.function, graph.writes),
-    "pack": lambda graph: pack(graph.function, PackShape(graph.target.vector_bits // 16)),
+    "pack": lambda graph: pack(graph.function, pack_shape(graph.target)),
     "fusion": lambda graph: fuse(graph.function, Layouts(graph.function).shapes),
     "outline": _outline,
 }

@@ -8,11 +8,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from ..dialects import own
 from ..dialects.mlir import ir
 from . import structure as st
 
 if TYPE_CHECKING:
     from ..lowering.target import Target
+    from .pack import PackShape
+    from .vectorize.access import Accesses
     from .vectorize.contraction import Roles
     from .vectorize.kernel import KernelFunction
 
@@ -51,6 +54,8 @@ class ContractionStrategy:
     lane: int | None
     dot: int | None = None
     """The reduction class that has the vector lanes, for products of few rows; `lane` is then walked by scalars."""
+    pairs: int | None = None
+    """The reduction class that is walked in pairs of bf16 (`vdpbf16ps`)."""
     grain: int = 1
     kind: str = "contraction"
 
@@ -65,6 +70,10 @@ def select_strategy(kernel: KernelFunction, target: Target) -> Strategy:
     """Choose from ops, shapes, dtypes and target."""
     if kernel.domain.kind in ("contraction", "convolution"):
         return _contraction(kernel, target)
+    if kernel.domain.kind == "scatter":
+        return _scatter(kernel, target)
+    if kernel.domain.kind == "scan":
+        return _scan(kernel, target)
     return _loops(kernel, target)
 
 
@@ -83,23 +92,11 @@ def _loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     rows, inner = list(d.rows), list(d.inner)
     sizes = list(d.sizes)
     merged: dict[int, int] = {}
-
-    def merge(classes: list[int]) -> list[int]:
-        out: list[int] = []
-        for c in classes:
-            if out and acc.merges(out[-1], c, sizes):
-                sizes[c] = merged[c] = sizes[out[-1]] * sizes[c]  # type: ignore[operator]
-                merged.pop(out[-1], None)
-                out[-1] = c
-            else:
-                out.append(c)
-        return out
-
-    rows = merge(_memory_order(rows, kernel))
-    inner = merge(_memory_order(inner, kernel))
+    rows = _merge(_memory_order(rows, kernel), acc, sizes, merged)
+    inner = _merge(_memory_order(inner, kernel), acc, sizes, merged)
     lane = _lane(rows, inner, sizes, kernel)
     outer = [c for c in rows if c != lane]
-    ops = sum(len(list(op.regions[0].blocks[0].operations)) for op in d.loops if op.name == "linalg.generic")
+    ops = _body_ops(kernel)
     parallel: list[int] = []
     trip = 1
     if not (lane in rows and trip * _product(outer, sizes) < 4 and _known(sizes[lane]) > 4096):
@@ -119,6 +116,64 @@ def _loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
         n, unroll, lane, parallel, outer, inner, {c: m for c, m in merged.items() if c in (*rows, *inner)},
         max(1, WORK_PER_THREAD // max(work, 1)), d.kind,
     )
+
+
+def _body_ops(kernel: KernelFunction) -> int:
+    """How much there is to do for one element."""
+    return sum(len(list(op.regions[0].blocks[0].operations)) for op in kernel.domain.loops if op.name == "linalg.generic")
+
+
+def _merge(classes: list[int], acc: Accesses, sizes: list[object], merged: dict[int, int]) -> list[int]:
+    """Join neighbours that step through all memory as one, in `sizes` and `merged` too; what is left of the classes."""
+    out: list[int] = []
+    for c in classes:
+        if out and acc.merges(out[-1], c, sizes):
+            sizes[c] = merged[c] = sizes[out[-1]] * sizes[c]  # type: ignore[operator]
+            merged.pop(out[-1], None)
+            out[-1] = c
+        else:
+            out.append(c)
+    return out
+
+
+def _stored_steps(kernel: KernelFunction) -> dict[int, int | None]:
+    """How the one result of a kernel is walked over: class -> step."""
+    return next(a.steps for a in kernel.accesses.items if a.store)
+
+
+def _scatter(kernel: KernelFunction, target: Target) -> LoopStrategy:
+    """Threads and lanes share what no two updates can collide in; lanes only where the result is contiguous."""
+    op, d = kernel.domain.anchor, kernel.domain
+    assert op is not None
+    steps, sizes, merged = _stored_steps(kernel), list(d.sizes), {}
+    free = [c for t in own.free_loops(op) if (c := d.loops[op][t]) is not None]
+    ordered = [c for c in d.rows if c not in free]
+    free = _merge(free, kernel.accesses, sizes, merged)
+    lane = next((c for c in free if steps.get(c) == 1), None)
+    n, ops = lanes(kernel, target), 4 + _body_ops(kernel)
+    unroll = 1 if ops > 24 or lane is None or _known(sizes[lane]) <= n else 2 if ops > 12 else 4
+    outer = [c for c in free if c != lane]
+    parallel: list[int] = []
+    if lane is None or _product(outer, sizes) >= 8:
+        while outer and _product(parallel, sizes) < 64:
+            parallel.append(outer.pop(0))
+    serial = [c for c in d.rows if c in outer or c in ordered]
+    width = 1 if lane is None else _known(sizes[lane]) if parallel else n * unroll
+    work = ops * _product(serial, sizes) * width
+    return LoopStrategy(n, unroll, lane, parallel, serial, [], merged, max(1, WORK_PER_THREAD // work), d.kind)
+
+
+def _scan(kernel: KernelFunction, target: Target) -> LoopStrategy:
+    """Lanes run along a contiguous dim if it is not the scanned one; everything else is shared by the threads."""
+    op, d = kernel.domain.anchor, kernel.domain
+    assert op is not None
+    scanned = d.loops[op][ir.IntegerAttr(op.attributes["dim"]).value]
+    steps = _stored_steps(kernel)
+    lane = next((c for c in d.rows if c != scanned and steps.get(c) == 1), None)
+    parallel = [c for c in d.rows if c not in (scanned, lane)]
+    n = lanes(kernel, target)
+    work = (4 + _body_ops(kernel)) * _known(d.sizes[scanned]) * (1 if lane is None else n)  # type: ignore[index]
+    return LoopStrategy(n, 1, lane, parallel, [], [scanned], {}, max(1, WORK_PER_THREAD // work), d.kind)  # type: ignore[list-item]
 
 
 def _product(classes: list[int], sizes: list[object]) -> int:
@@ -169,12 +224,38 @@ def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     limit = max(1, (budget if dot is None else 16) // columns)
     rows = 1
     if r.row is not None:
-        size = d.sizes[r.row]
-        rows = -(-size // max(1, -(-size // limit))) if isinstance(size, int) else limit
+        rows = _row_tile(d.sizes[r.row], limit)
     work = rows * columns * (n if dot is None else 1) // 8
     for c in r.reductions:
         work *= _known(d.sizes[c])
-    return ContractionStrategy(n, max(rows, 1), columns, r.row, r.lane, dot, max(1, WORK_PER_THREAD // max(work, 1)))
+    return ContractionStrategy(n, max(rows, 1), columns, r.row, r.lane, dot, _pairs(kernel), max(1, WORK_PER_THREAD // max(work, 1)))
+
+
+def pack_shape(target: Target) -> PackShape:
+    """How contraction operands are packed for a target.
+
+    `vdpbf16ps` pays where it is a full-rate unit (Zen); CPUs with AMX run it at half the rate of f32 products.
+    """
+    from .pack import PackShape
+
+    return PackShape(target.vector_bits // 16, target.has_avx512_bf16 and not target.has_amx_bf16)
+
+
+def _pairs(kernel: KernelFunction) -> int | None:
+    op = kernel.domain.anchor
+    if op is None or "mlirc.pairs" not in op.attributes:
+        return None
+    return kernel.domain.loops[op][ir.IntegerAttr(op.attributes["mlirc.pairs"]).value]
+
+
+def _row_tile(size: object, limit: int) -> int:
+    """Rows per register tile: a divisor of the rows if a good one exists, else tiles of about the same height."""
+    if not isinstance(size, int):
+        return limit
+    for rows in range(limit, limit // 2, -1):
+        if size % rows == 0:
+            return rows
+    return -(-size // max(1, -(-size // limit)))
 
 
 def _dot(kernel: KernelFunction, r: Roles) -> int | None:

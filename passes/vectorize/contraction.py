@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...dialects import builders
-from ...dialects.mlir import arith, ir, math, scf, vector
+from ...dialects.mlir import arith, ir, math, scf, vector, x86
 from ...errors import CompileError
 from .. import structure as st
 from ..strategy import ContractionStrategy
@@ -219,7 +219,7 @@ class _Contraction:
         sizes = [self.s.rows]
         if not isinstance(size, int) or size % self.s.rows:
             rest = size % self.s.rows if isinstance(size, int) else None
-            sizes += [rest] if rest is not None and rest <= 6 else [4, 1] if self.s.rows > 4 else [1]
+            sizes += [rest] if rest is not None else [4, 1] if self.s.rows > 4 else [1]
         for rows in dict.fromkeys(s for s in sizes if s):
             lo = tiles(lo, hi, rows)
 
@@ -233,7 +233,8 @@ class _Contraction:
             return
         lanes = [Index(0)] if first is None else [Index(e.math.add(first, j * e.lanes), 1) for j in range(len(masks))]
         start = e.math.splat(e.value(self.op.operands[2], ()))  # type: ignore[union-attr]
-        acc = self._reduce(list(self.r.reductions), rows, lanes, masks, [start] * (len(rows) * len(lanes)))
+        order = sorted(self.r.reductions, key=lambda c: c == self.s.pairs)
+        acc = self._reduce(order, rows, lanes, masks, [start] * (len(rows) * len(lanes)))
         self._store(rows, lanes, masks, acc)
         e.math.leave()
 
@@ -268,7 +269,10 @@ class _Contraction:
                 self.env[classes[0]] = Index(i)
                 return self._reduce(classes[1:], rows, lanes, masks, values)
 
-            return loop(self.e, 0, self._size(self.e, classes[0]), 1, acc, step)
+            width = 2 if classes[0] == self.s.pairs else 1
+            return loop(self.e, 0, self._size(self.e, classes[0]), width, acc, step)
+        if self.s.pairs is not None:
+            return self._multiply_pairs(rows, lanes, acc)
         e = self.e
         e.math.enter()
         out: Values = []
@@ -279,6 +283,38 @@ class _Contraction:
                 a, b = self._operands()
                 out.append(self._multiply_add(a, b, acc[i * len(lanes) + j]))
                 e.mask = None
+        e.math.leave()
+        return out
+
+    def _multiply_pairs(self, rows: list[Index], lanes: list[Index], acc: Values) -> Values:
+        """Two bf16 of every row, broadcast as 32 bits, times pairs of the packed operand."""
+        e, op = self.e, self.op
+        assert op is not None
+        e.math.enter()
+        bf16, i32 = ir.BF16Type.get(), ir.IntegerType.get_signless(32)
+        wide = ir.VectorType.get([2 * e.lanes], bf16)
+        packed = 0 if self.r.swapped else 1
+        places = [(e.memory[v], m) for v, m in list(zip(op.operands, st.maps(op)))[:2]]
+
+        def load(n: int, kind: ir.Type) -> ir.Value:
+            place, m = places[n]
+            at = e.offset(place, tuple(self._address(x, self._loops(op)) for x in m.results))
+            key = ("pair", n, at.base)
+            return e.math.once(key, lambda: vector.load(kind, place.buffer, [e.math.value(at.base)]))
+
+        out: Values = []
+        for i, row in enumerate(rows):
+            for j, lane in enumerate(lanes):
+                self._set(row, Index(lane.base))
+                b = load(packed, wide)
+                two = load(1 - packed, ir.VectorType.get([2], bf16))
+
+                def spread(two: ir.Value = two) -> ir.Value:
+                    word = vector.extract(vector.bitcast(ir.VectorType.get([1], i32), two), [], [0])
+                    return vector.bitcast(wide, vector.broadcast(ir.VectorType.get([e.lanes], i32), word))
+
+                a = e.math.once(("spread", two), spread)
+                out.append(x86.avx512_dot(acc[i * len(lanes) + j], a, b))
         e.math.leave()
         return out
 
