@@ -16,9 +16,8 @@ from .report import AtenNode, GraphReport
 class EagerRunner:
     """Takes one list of arguments and clears it, as `runner.Runner` does."""
 
-    _boxed_call = True
-
     def __init__(self, gm: torch.fx.GraphModule, reason: str, direction: str, seconds: dict[str, float]) -> None:
+        self._boxed_call = True  # on the object: Dynamo copies its attributes to a wrapper
         self.gm = gm
         nodes = [n for n in gm.graph.nodes if n.op == "call_function"]
         self.calls = {n: _call(n, reason) for n in nodes}

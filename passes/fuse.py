@@ -67,19 +67,22 @@ class _Fusion:
         self.group_of: dict[ir.Operation, int] = {}
         self.groups: dict[int, list[ir.Operation]] = {}
         self.unfused: list[tuple[ir.Operation, str]] = []
-        # What every op reads, directly and through calls: asked for again and again, and dear to ask MLIR.
-        self.reads = {op: st.tensors_read(op) for op in self.ops if st.kind(op) in FUSIBLE}
-        self.sources = {op: [p for v in reads for p in _makers(v, True)] for op, reads in self.reads.items()}
+        # What every op reads: asked for again and again, and dear to ask MLIR.
+        self.reads = {op: st.tensors_read(op) for op in self.ops if st.kind(op) in (*FUSIBLE, "call")}
+        self.sources = {op: [p for v in reads if (p := _maker(v)) is not None] for op, reads in self.reads.items()}
 
     def run(self) -> None:
         for op in self.ops:
             if st.kind(op) in FUSIBLE:
                 self._place(op)
+            elif st.kind(op) == "call":  # a group of its own, for good
+                self.group_of[op] = self.position[op]
+                self.groups[self.position[op]] = [op]
         # Only now: the hash of an op depends on its attributes.
         for op, reason in self.unfused:
             op.attributes["mlirc.unfused"] = ir.StringAttr.get(reason)
         for g, ops in self.groups.items():
-            for op in ops:
+            for op in ops if st.kind(ops[0]) != "call" else ():
                 op.attributes["mlirc.group"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), g)
 
     def _place(self, op: ir.Operation) -> None:
@@ -102,8 +105,9 @@ class _Fusion:
             self.unfused.append((op, "; ".join(dict.fromkeys(refused))))
 
     def _producers(self, value: ir.Value) -> list[int]:
-        """The group whose result this is, looking through views."""
-        return [self.group_of[op] for op in _makers(value, False) if op in self.group_of]
+        """The group whose result this is, looking through views; none for the result of a call."""
+        op = _maker(value)
+        return [self.group_of[op]] if op in self.group_of and st.kind(op) != "call" else []  # type: ignore[arg-type, index]
 
     def _refusal(self, current: int, other: int, consumer: ir.Operation) -> str | None:
         """Why the two groups cannot be one kernel, None if they can."""
@@ -112,7 +116,9 @@ class _Fusion:
             return "too many ops"
         if st.kind(consumer) in ("contraction", "convolution"):
             return "operands of a contraction are stored"
-        if self._reaches(other, current):
+        if st.kind(consumer) == "scatter" and other in self._producers(consumer.operands[0]):
+            return "a scatter writes into memory that is filled before"
+        if self._reaches(other, current) or self._reaches(current, other):
             return "a value would leave the kernel and come back"
         window = self._overlaps(consumer, other)
         if window:
@@ -162,16 +168,12 @@ class _Fusion:
         return out
 
 
-def _makers(value: ir.Value, through_calls: bool) -> list[ir.Operation]:
-    """The op that made a value, looking through views; for a call back into ATen, who made what it reads."""
+def _maker(value: ir.Value) -> ir.Operation | None:
+    """The op that made a value, looking through views; None for arguments."""
     op = st.owner(value)
     while op is not None and st.kind(op) == "view":
         op = st.owner(op.operands[0])
-    if op is None:
-        return []
-    if st.kind(op) == "call":
-        return [p for v in op.operands if st.is_tensor(v) for p in _makers(v, True)] if through_calls else []
-    return [op]
+    return op
 
 
 def with_views(ops: list[ir.Operation]) -> tuple[list[ir.Operation], list[ir.Value]]:
