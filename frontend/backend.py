@@ -17,6 +17,7 @@ from ..driver import compile_graph
 from ..errors import CompileError
 from ..lowering.target import Target
 from ..options import Options
+from ..runtime.amx import request_tiles
 from ..runtime.pool import get_pool
 from ..runtime.program import Program
 from ..runtime.weights import WeightTable
@@ -37,6 +38,8 @@ def mlirc(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str 
     chosen = Options.make(options, mode)
     target = Target.parse(chosen.target)
     target.check_runnable()
+    if target.has_amx_bf16:
+        request_tiles()
     get_pool(chosen).warm_up()
     return capture(gm, example_inputs, functools.partial(compile_fx, options=chosen, target=target))
 

@@ -56,6 +56,8 @@ class ContractionStrategy:
     """The reduction class that has the vector lanes, for products of few rows; `lane` is then walked by scalars."""
     pairs: int | None = None
     """The reduction class that is walked in pairs of bf16 (`vdpbf16ps`)."""
+    tiles: bool = False
+    """Whether the product runs on AMX tiles."""
     grain: int = 1
     kind: str = "contraction"
 
@@ -225,20 +227,28 @@ def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     rows = 1
     if r.row is not None:
         rows = _row_tile(d.sizes[r.row], limit)
+    pairs = _pairs(kernel)
+    tiles = pairs is not None and r.row is not None and r.lane is not None and target.has_amx_bf16 and n == 16
+    # A tile register has one shape per function: k comes in whole tiles only.
+    tiles = tiles and isinstance(d.sizes[pairs], int) and d.sizes[pairs] % 32 == 0  # type: ignore[index, operator]
+    if tiles:
+        size = _known(d.sizes[r.row])  # type: ignore[index]
+        rows = 32 if size >= 32 else min(size, 16)
     work = rows * columns * (n if dot is None else 1) // 8
     for c in r.reductions:
         work *= _known(d.sizes[c])
-    return ContractionStrategy(n, max(rows, 1), columns, r.row, r.lane, dot, _pairs(kernel), max(1, WORK_PER_THREAD // max(work, 1)))
+    return ContractionStrategy(n, max(rows, 1), columns, r.row, r.lane, dot, pairs, tiles, max(1, WORK_PER_THREAD // max(work, 1)))
 
 
 def pack_shape(target: Target) -> PackShape:
     """How contraction operands are packed for a target.
 
-    `vdpbf16ps` pays where it is a full-rate unit (Zen); CPUs with AMX run it at half the rate of f32 products.
+    AMX takes bf16 in pairs. So does `vdpbf16ps`, which pays where it is a full-rate unit (Zen); CPUs with AMX run it at half
+    the rate of f32 products.
     """
     from .pack import PackShape
 
-    return PackShape(target.vector_bits // 16, target.has_avx512_bf16 and not target.has_amx_bf16)
+    return PackShape(target.vector_bits // 16, target.has_avx512_bf16 or target.has_amx_bf16)
 
 
 def _pairs(kernel: KernelFunction) -> int | None:

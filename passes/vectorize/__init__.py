@@ -14,6 +14,9 @@ from .concat import vectorize_concat
 from .contraction import vectorize_contraction
 from .kernel import KernelFunction
 from .loops import vectorize_loops
+from .tiles import vectorize_tiles
+from .scan import vectorize_scan
+from .scatter import vectorize_scatter
 
 PASS_NAME = "mlirc-vectorize"
 
@@ -23,13 +26,20 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
     match kernel.domain.kind:
         case "contraction" | "convolution":
             assert isinstance(strategy, ContractionStrategy)
-            return vectorize_contraction(kernel, strategy, symbol)
+            build = vectorize_tiles if strategy.tiles else vectorize_contraction
+            return build(kernel, strategy, symbol)
         case "loops" | "rows":
             assert isinstance(strategy, LoopStrategy)
             return vectorize_loops(kernel, strategy, symbol)
         case "concat":
             assert isinstance(strategy, LoopStrategy)
             return vectorize_concat(kernel, strategy, symbol)
+        case "scatter":
+            assert isinstance(strategy, LoopStrategy)
+            return vectorize_scatter(kernel, strategy, symbol)
+        case "scan":
+            assert isinstance(strategy, LoopStrategy)
+            return vectorize_scan(kernel, strategy, symbol)
     raise CompileError(f"no vectorizer for kernels of kind {kernel.domain.kind}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ...dialects import own
 from ...dialects.mlir import ir
 from .. import structure as st
 from ..domain import Domain
@@ -75,6 +76,8 @@ def collect(
 
 
 def result_forms(op: ir.Operation, loops: Sequence[Form], value: ir.Value) -> list[Form]:
+    if op.name == "mlirc.scatter":
+        return [None if t < 0 else loops[t] for t in own.target(op)]
     if op.name != "linalg.generic":
         return list(loops)
     m = st.maps(op)[len(op.operands) - len(op.results) + list(op.results).index(value)]
@@ -117,9 +120,15 @@ class _Walker:
 
     def read(self, op: ir.Operation, loops: Sequence[Form]) -> None:
         """The accesses of one op whose loops move as said."""
-        if op.name == "tensor.concat":
+        if op.name in ("tensor.concat", "mlirc.scan"):
             for v in op.operands:
                 self._value(v, list(loops), op)
+            return
+        if op.name == "mlirc.scatter":
+            _, updates, *indices = op.operands
+            self._value(updates, list(loops), op)
+            for v in indices:
+                self._value(v, [affine_form(e, loops) for e in own.index_map(op).results], op)
             return
         if op.name != "linalg.generic":
             for form in loops:

@@ -126,6 +126,7 @@ class _Contraction:
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
         self.out = self.k.bind(e, slots)
+        self._prepare()
 
         def iteration(p: Number, _: Values) -> Values:
             counts = self._counts(e)
@@ -141,6 +142,9 @@ class _Contraction:
             return []
 
         loop(e, begin, end, 1, [], iteration)
+
+    def _prepare(self) -> None:
+        """What the body needs once, before its loops."""
 
     def _lanes(self, first: Number, row_block: Number) -> None:
         """One block of lanes: full, or the last one under a mask."""

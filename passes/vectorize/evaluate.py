@@ -144,7 +144,7 @@ class Evaluator:
                 point = tuple(self._as_index(self._get(env, v)) for v in list(op.operands)[1:])
                 env[op.results[0]] = self.value(op.operands[0], point)
             elif op.name == "cf.assert":
-                self._assert(self._get(env, op.operands[0], True), ir.StringAttr(op.attributes["msg"]).value)
+                self.check(self._get(env, op.operands[0], True), ir.StringAttr(op.attributes["msg"]).value)
             else:
                 with op.location:
                     folded = self._index_op(op, env)
@@ -199,8 +199,8 @@ class Evaluator:
             return self.math.once(("constant", op.results[0]), lambda: st.operation(op.clone()).results[0])
         return ir.Operation.create(op.name, results=kinds, operands=args, attributes=attributes).results[0]
 
-    def _assert(self, ok: ir.Value, message: str) -> None:
-        """Set the status word if a lane inside the bounds violates the condition."""
+    def check(self, ok: ir.Value, message: str) -> None:
+        """Set the status word if a lane inside the bounds violates the condition; `message` begins with the error's name."""
         code = {"IndexError": 1, "ZeroDivisionError": 2}.get(message.split(":")[0], 3)
         if isinstance(ok.type, ir.VectorType):
             if self.mask is not None:
