@@ -17,6 +17,9 @@ from .importer import ImportedGraph, OutputSpec, TensorSpec
 from .report import GraphReport
 
 
+_data_ptr = torch.Tensor.data_ptr
+
+
 class Runner:
     """Takes one list of arguments (and clears it: AOTAutograd's boxed convention), returns the list of outputs.
 
@@ -40,6 +43,7 @@ class Runner:
         self.views = [(i, o.base, _view(o, graph)) for i, o in enumerate(graph.outputs) if o.kind in ("view", "same")]
         self.returned = graph.returned
         self.constants = graph.constants
+        self.plain = not self.constants and self.tensors == list(range(len(graph.inputs)))
         self.weights = weights
         self.report = report
         self._weights_of = itemgetter(*weight_inputs) if len(weight_inputs) > 1 else lambda x: (x[weight_inputs[0]],)
@@ -55,8 +59,8 @@ class Runner:
                 outputs.append(out.data_ptr())
         for i, base, view in self.views:
             results[i] = view(results[base], sizes)
-        tensors = [args[i] for i in self.tensors] if not self.constants else self._with_constants(args)
-        inputs = [t.data_ptr() for t in tensors]
+        tensors = args if self.plain else self._pick(args)
+        inputs = list(map(_data_ptr, tensors))
         if self.weights is not None:
             inputs += self.weights.addresses(self._weights_of(inputs), self._weights_of(tensors))
         self.program.run(inputs, outputs, sizes)
@@ -64,7 +68,8 @@ class Runner:
         del results[self.returned :]
         return results
 
-    def _with_constants(self, args: list[Any]) -> list[torch.Tensor]:
+    def _pick(self, args: list[Any]) -> list[torch.Tensor]:
+        """The tensors among the arguments and the graph's constants, in the program's order."""
         everything = [*args, *self.constants]
         return [everything[i] for i in self.tensors]
 
