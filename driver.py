@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .dialects.mlir import PassManager, ir
+from .dialects.own import load_for
 from .errors import CompileError
 from .lowering.codegen import emit_assembly, emit_object
 from .lowering.bridge import to_llvm22
@@ -51,6 +52,7 @@ def compile_kernel(
     """
     see = observer or (lambda name, what: None)
     with ir.Context(), ir.Location.unknown():
+        load_for(text)
         module = ir.Module.parse(text)
         see("kernel", module)
         user.run_after("kernel", module, see)

@@ -98,8 +98,14 @@ class _Planner:
         self.weights = Plan([], len(weights))
         self.out.weight_inputs = list(weights)
         last = st.operation(self.block.operations[len(self.block.operations) - 1])
+        # Values that a later kernel writes into.
+        self.filled = {self._target(o) for o in map(st.operation, self.block.operations) if "mlirc.in_place" in o.attributes}
         for i in range(n_outputs):
-            self.place[self.layouts.of(last.operands[i]).root] = Buffer("output", i)
+            root = self.layouts.of(last.operands[i]).root
+            self.place[root] = Buffer("output", i)
+            while (op := st.owner(root)) is not None and "mlirc.in_place" in op.attributes:
+                root = self._target(op)
+                self.place[root] = Buffer("output", i)
 
     def run(self) -> PlannedGraph:
         plan = self.out.plan
@@ -120,9 +126,15 @@ class _Planner:
             plan.n_inputs += self.weights.n_outputs
         return self.out
 
+    def _target(self, op: ir.Operation) -> ir.Value:
+        """The buffer that an in-place kernel writes into."""
+        return self.layouts.of(op.operands[ir.IntegerAttr(op.attributes["mlirc.in_place"]).value]).root
+
     def _folds(self, op: ir.Operation) -> bool:
         """Whether a kernel reads weights only and what it makes is neither an output nor written to an input."""
         if "mlirc.write" in op.attributes or any(r in self.place for r in op.results):
+            return False
+        if "mlirc.in_place" in op.attributes or any(r in self.filled for r in op.results):
             return False
         tensors = [v for v in op.operands if st.is_tensor(v)]
         if not tensors or any(isinstance(s, int) is False for r in op.results for s in self.layouts.shapes.of(r)):
@@ -160,6 +172,8 @@ class _Planner:
         for r in op.results:
             if "mlirc.write" in op.attributes:
                 self.place[r] = Buffer("input", ir.IntegerAttr(op.attributes["mlirc.write"]).value)
+            if "mlirc.in_place" in op.attributes:
+                self.place[r] = self.place[self._target(op)]
             args.append(Pointer(self._made(r, step)))
         self.out.plan.steps.append(KernelStep(self.kernel_symbols[number], args))  # type: ignore[arg-type]
         self.out.kernels.append(number)

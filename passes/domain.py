@@ -9,6 +9,8 @@ classes, everything that it stores runs over the same space:
                   stored runs over rows, or over rows and inner
     contraction   one contraction or convolution, and stored values that run over exactly its parallel classes
     concat        one tensor.concat of elementwise values
+    scatter       one scatter of elementwise values; its loops are those of the updates
+    scan          one scan of an elementwise value
 
 The fusion pass asks whether a set is valid; the vectorizer takes the same classes as its loops.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from ..dialects import own
 from ..dialects.mlir import ir
 from . import structure as st
 
@@ -48,11 +51,15 @@ def result_loops(op: ir.Operation, position: int = 0) -> list[int | None]:
     """The loop that walks over each dim of a result."""
     if op.name == "linalg.generic":
         return st.map_dims(st.maps(op)[len(op.operands) - len(op.results) + position])
+    if op.name == "mlirc.scatter":
+        return [None if t < 0 else t for t in own.target(op)]
     return list(range(len(st.shape(op.results[position]))))
 
 
 def loop_count(op: ir.Operation) -> int:
-    return len(st.iterators(op)) if op.name == "linalg.generic" else len(st.shape(op.results[0]))
+    if op.name == "linalg.generic":
+        return len(st.iterators(op))
+    return len(st.shape(op.operands[1] if op.name == "mlirc.scatter" else op.results[0]))
 
 
 def operand_loops(op: ir.Operation) -> list[tuple[ir.Value, list[int | None]]]:
@@ -61,6 +68,13 @@ def operand_loops(op: ir.Operation) -> list[tuple[ir.Value, list[int | None]]]:
         return list(zip(st.inputs(op), [st.map_dims(m) for m in st.maps(op)]))
     if op.name == "tensor.concat":
         return [(v, list(range(len(st.shape(v))))) for v in op.operands]
+    if op.name == "mlirc.scan":
+        return [(op.operands[0], list(range(len(st.shape(op.operands[0])))))]
+    if op.name == "mlirc.scatter":
+        init, updates, *indices = op.operands
+        walked: list[tuple[ir.Value, list[int | None]]] = [(updates, list(range(len(st.shape(updates)))))]
+        walked += [(v, st.map_dims(own.index_map(op))) for v in indices]
+        return [(init, [None] * len(st.shape(init))), *walked]
     return [(v, [None] * len(st.shape(v))) for v in st.inputs(op)]
 
 
@@ -171,7 +185,7 @@ def _analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st
                 if producer is not None and producer in inside and st.kind(producer) not in ("elementwise", "aux", "pad"):
                     raise Invalid("a gather reads what the kernel is still computing")
     anchors = [op for op in real if st.kind(op) in ("contraction", "convolution")]
-    special = [op for op in real if st.kind(op) in ("concat", "scatter")]
+    special = [op for op in real if st.kind(op) in ("concat", "scatter", "scan")]
     domain.reductions = [op for op in real if st.kind(op) == "reduction"]
     if len(anchors) + len(special) > 1:
         raise Invalid("two anchors")
@@ -231,7 +245,7 @@ def _rows(domain: Domain, roots: Sequence[ir.Operation]) -> Domain:
 def loop_sizes(op: ir.Operation, shapes: st.Shapes) -> list[Hashable]:
     """The size of each loop of an op."""
     if op.name != "linalg.generic":
-        return shapes.of(op.results[0])
+        return shapes.of(op.operands[1] if op.name == "mlirc.scatter" else op.results[0])
     out: list[Hashable] = [None] * len(st.iterators(op))
     for value, m in zip(op.operands, st.maps(op)):
         for size, loop in zip(shapes.of(value), st.map_dims(m)):

@@ -19,7 +19,7 @@ from .domain import Invalid, analyse, operand_loops
 
 PASS_NAME = "mlirc-fuse"
 MAX_OPS = 64
-FUSIBLE = ("elementwise", "reduction", "contraction", "convolution", "pad", "concat", "scatter")
+FUSIBLE = ("elementwise", "reduction", "contraction", "convolution", "pad", "concat", "scatter", "scan")
 
 
 def fuse(function: ir.Operation, shapes: st.Shapes) -> None:

@@ -69,6 +69,13 @@ class Layouts:
             n == 1 or normal(s - r) == 0 for n, s, r in zip(sizes, layout.strides, row_major(sizes))  # type: ignore[arg-type]
         )
 
+    def whole(self, value: ir.Value) -> bool:
+        """Whether the value is all of its root's memory, row-major."""
+        if not self.dense(value):
+            return False
+        counts = [_product(self.shapes.of(v)) for v in (self.of(value).root, value)]  # type: ignore[arg-type]
+        return normal(counts[0] - counts[1]) == 0  # type: ignore[operator]
+
     def _view(self, value: ir.Value) -> Layout:
         op = st.owner(value)
         sizes = self.shapes.of(value)

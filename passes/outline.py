@@ -90,6 +90,10 @@ class _Outline:
         op.attributes["mlirc.sizes"] = ir.ArrayAttr.get(
             [ir.ArrayAttr.get([ir.StringAttr.get(str(s)) for s in self.layouts.shapes.of(v)]) for v in stored]
         )
+        for o in ops:
+            if st.kind(o) == "scatter":
+                where = body.tensors.index(o.operands[0])
+                op.attributes["mlirc.in_place"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), where)
         writes = [o.attributes["mlirc.write"] for o in ops if "mlirc.write" in o.attributes]
         if writes:
             op.attributes["mlirc.write"] = writes[0]

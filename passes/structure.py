@@ -28,7 +28,8 @@ def is_tensor(value: ir.Value) -> bool:
 
 
 def kind(op: ir.Operation) -> str:
-    """`view`, `elementwise`, `reduction`, `contraction`, `convolution`, `pad`, `concat`, `call`, `return` or `aux`."""
+    """`view`, `elementwise`, `reduction`, `contraction`, `convolution`, `pad`, `concat`, `scatter`, `scan`, `call`, `return`
+    or `aux`."""
     name = op.name
     if name in VIEWS:
         return "view"
@@ -36,9 +37,17 @@ def kind(op: ir.Operation) -> str:
         if "mlirc.kind" in op.attributes:
             return ir.StringAttr(op.attributes["mlirc.kind"]).value
         return "reduction" if "reduction" in iterators(op) else "elementwise"
-    if name == "mlirc.scatter":
-        return "scatter"
-    return {"tensor.pad": "pad", "tensor.concat": "concat", "func.call": "call", "func.return": "return"}.get(name, "aux")
+    return _KINDS.get(name, "aux")
+
+
+_KINDS = {
+    "tensor.pad": "pad",
+    "tensor.concat": "concat",
+    "mlirc.scatter": "scatter",
+    "mlirc.scan": "scan",
+    "func.call": "call",
+    "func.return": "return",
+}
 
 
 _ITERATOR_CACHE: dict[str, list[str]] = {}
@@ -173,11 +182,11 @@ class Shapes:
         match op.name:
             case "tensor.empty":
                 return fill(list(op.operands))
-            case "linalg.fill" | "linalg.transpose" | "mlirc.scatter":
-                return self.of(op.operands[0] if op.name == "mlirc.scatter" else op.operands[len(op.operands) - 1])
+            case "linalg.fill" | "linalg.transpose":
+                return self.of(op.operands[len(op.operands) - 1])
             case "linalg.generic":
                 return self.of(op.operands[len(op.operands) - len(op.results) + position])
-            case "tensor.cast":
+            case "tensor.cast" | "mlirc.scatter" | "mlirc.scan":
                 return self.of(op.operands[0])
             case "tensor.expand_shape":
                 return fill(list(op.operands)[1:])

@@ -14,6 +14,8 @@ from . import (  # noqa: F401
     rearranging,
     reductions,
     resampling,
+    scans,
+    scatter,
     strided,
     views,
 )

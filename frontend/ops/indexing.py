@@ -13,15 +13,13 @@ import torch
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, tensor
 from ..dtypes import cast, compute_dtype, scalar
-from ..graph_builder import GraphBuilder, Operand, Scalar, T, product, same
+from ..graph_builder import GraphBuilder, T, product
 from ..registry import Unsupported, lowers
 from . import scalars as s
 from .pointwise import out_shape
 
 aten = torch.ops.aten
 Value = ir.Value
-
-WRITES = "writes at positions that data decides"
 
 
 @lowers(aten.embedding.default)
@@ -59,7 +57,7 @@ def gather(b: GraphBuilder, node: Any, x: T, dim: int, index: T, *, sparse_grad:
     return b.from_indices(index.shape, [index], x.dtype, body)
 
 
-def _index_layout(x: T, indices: Sequence[T | None]) -> tuple[list[int], int]:
+def index_layout(x: T, indices: Sequence[T | None]) -> tuple[list[int], int]:
     """(which dims of x are indexed, where the dims of the index tensors stand in the result)"""
     dims = [d for d, i in enumerate(indices) if i is not None]
     for d in dims:
@@ -70,7 +68,7 @@ def _index_layout(x: T, indices: Sequence[T | None]) -> tuple[list[int], int]:
 
 
 def _read(b: GraphBuilder, node: Any, x: T, indices: Sequence[T | None], checked: bool) -> T:
-    dims, place = _index_layout(x, indices)
+    dims, place = index_layout(x, indices)
     shape = out_shape(node)
     rank = len(shape) - (x.rank - len(dims))  # of the index tensors, broadcast
     trailing = len(shape) - place - rank
@@ -125,48 +123,6 @@ def depends_on_data(b: GraphBuilder, node: Any, *_: Any) -> T:
 
 
 # Writes with one possible source for each element
-
-
-@lowers(aten.scatter.value, aten.scatter.src, aten.scatter_add.default)
-def scatter(b: GraphBuilder, node: Any, x: T, dim: int, index: T, source: Operand) -> T:
-    """Where the index has one entry along `dim`, each line of x gets one element."""
-    if x.rank == 0:
-        raise Unsupported("scatter into a number")
-    dim %= x.rank
-    others = all(same(p, q) for d, (p, q) in enumerate(zip(x.shape, index.shape)) if d != dim)
-    if not same(index.shape[dim], 1) or not others:
-        raise Unsupported("scatter with several writes to a line")
-    adds = node.target is aten.scatter_add.default
-    d = compute_dtype(x.dtype)
-    inputs = [x, index]
-    if isinstance(source, T):
-        inputs.append(b.slice(source, [0] * x.rank, index.shape, [1] * x.rank))
-
-    def body(at: list[Value], u: Value, i: Value, *values: Value) -> Value:
-        here = arith.cmpi(arith.CmpIPredicate.eq, b.checked_index(i, index.dtype, x.shape[dim], wrap=False), at[dim])
-        if isinstance(source, T):
-            v = cast(values[0], source.dtype, d)
-        else:
-            v = b.number(source, d) if isinstance(source, Scalar) else scalar(d, source)
-        u = cast(u, x.dtype, d)
-        return cast(arith.select(here, s.add(d, u, v) if adds else v, u), d, x.dtype)
-
-    return b.from_indices(x.shape, inputs, x.dtype, body)
-
-
-@lowers(aten.index_copy.default)
-def index_copy(b: GraphBuilder, node: Any, x: T, dim: int, index: T, source: T) -> T:
-    """One slice of x replaced, as a decoder's cache is written."""
-    if x.rank == 0 or not same(product(index.shape), 1):
-        raise Unsupported(WRITES)
-    dim %= x.rank
-    index = b.reshape(index, [1] * x.rank)
-
-    def body(at: list[Value], u: Value, i: Value, v: Value) -> Value:
-        here = arith.cmpi(arith.CmpIPredicate.eq, b.checked_index(i, index.dtype, x.shape[dim], wrap=False), at[dim])
-        return arith.select(here, v, u)
-
-    return b.from_indices(x.shape, [x, index, b.convert(source, x.dtype)], x.dtype, body)
 
 
 @lowers(aten.nll_loss_backward.default)

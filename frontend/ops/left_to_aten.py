@@ -7,14 +7,13 @@ from typing import Any
 import torch
 
 from ..registry import Unsupported, lowers
-from .indexing import WRITES
 
 aten = torch.ops.aten
 
 _RANDOM = "random numbers come from ATen's generator"
 _ATTENTION = "attention stays ATen's flash kernel for now"
 _SORTS = "sorting"
-_SCANS = "running sums along a dim"
+_SCANS = "running extrema and logarithms of sums"
 
 REASONS: dict[Any, str] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _ATTENTION,
@@ -24,14 +23,10 @@ REASONS: dict[Any, str] = {
          aten.native_dropout, aten.multinomial, aten.normal, aten.uniform, aten.exponential, aten.normal_functional),
         _RANDOM,
     ),
-    **dict.fromkeys(
-        (aten.index_put, aten._unsafe_index_put, aten.index_add, aten.scatter_reduce,
-         aten.embedding_dense_backward, aten.masked_scatter, aten.put),
-        WRITES,
-    ),
+    aten.masked_scatter: "what goes where depends on how many places before are masked",
     aten.mkldnn_rnn_layer.default: "recurrent layers are oneDNN's outside of training",
     **dict.fromkeys((aten.sort, aten.topk, aten.argsort, aten.kthvalue, aten.median, aten.mode, aten.unique_dim), _SORTS),
-    **dict.fromkeys((aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.cummax, aten.cummin), _SCANS),
+    **dict.fromkeys((aten.logcumsumexp, aten.cummax, aten.cummin), _SCANS),
 }  # fmt: skip
 
 

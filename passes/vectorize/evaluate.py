@@ -279,7 +279,7 @@ class Evaluator:
             if at.uniform:
                 ok = arith.cmpi(ult, m.value(at.base), m.value(n))
                 at = Index(m.maximum(m.minimum(at.base, m.sub(n, 1)), 0))
-                inside = ok if inside is None else arith.andi(*self._alike(inside, ok))
+                inside = ok if inside is None else arith.andi(*self.alike(inside, ok))
             else:
                 v = m.lanes_of(at)
                 ok = arith.cmpi(ult, v, m.splat(m.value(n)))
@@ -298,14 +298,15 @@ class Evaluator:
         self.mask = old
         conditions = [c for c in (inside, lane_mask) if c is not None]
         for c in conditions:
-            got, p = self._alike(got, pad)
+            got, p = self.alike(got, pad)
             if isinstance(c.type, ir.VectorType):
                 got, p = m.splat(got), m.splat(p)
             got = arith.select(c, got, p)
         assert i1 is not None
         return got
 
-    def _alike(self, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def alike(self, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Both as vectors if one is."""
         if isinstance(a.type, ir.VectorType) or isinstance(b.type, ir.VectorType):
             return self.math.splat(a), self.math.splat(b)
         return a, b

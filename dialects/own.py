@@ -1,0 +1,103 @@
+"""The dialect `mlirc`: tensor ops that linalg has no words for.
+
+    %r = "mlirc.scatter"(%init, %updates, %rows) {combine = "arith.addf", index_map = (d0, d1) -> (d0),
+                                                  target = array<i64: -1, 1>, ...}
+
+for every point (d0, d1) of %updates, in order: %r[%rows[d0], d1] += %updates[d0, d1]. `target` says for each dim of the
+result which dim of the updates it is, or -1 - k where index tensor k decides; `index_map` says which of its elements
+belongs to a point of the updates (index tensors have one type). `combine` is the arith op that joins the old element with
+the update, or "set". An update whose index is out of range is dropped and sets the kernel's status. The kernel writes into
+the memory of %init (see `passes.in_place`).
+
+    %s = "mlirc.scan"(%x) {combine = "arith.addf", dim = 1}
+
+running totals along `dim`, computed in %x's element type and rounded to that of the result.
+"""
+
+# Not `from __future__ import annotations`: the fields below are read as types.
+from collections.abc import Sequence
+from typing import Any
+
+from .mlir import ext, ir
+
+
+class Mlirc(ext.Dialect, name="mlirc"):
+    pass
+
+
+class ScatterOp(Mlirc.Operation, name="scatter"):
+    init: ext.Operand[Any]
+    updates: ext.Operand[Any]
+    indices: Sequence[ext.Operand[Any]]
+    target: Any
+    index_map: Any
+    combine: Any
+    result: ext.Result[Any]
+
+
+class ScanOp(Mlirc.Operation, name="scan"):
+    x: ext.Operand[Any]
+    dim: Any
+    combine: Any
+    result: ext.Result[Any]
+
+
+SET = "set"
+
+
+def load() -> None:
+    """Make the current context know the dialect; it may be loaded already."""
+    if not ir.Context.current.is_dialect_loaded("mlirc"):
+        Mlirc.load()
+
+
+def load_for(text: str) -> None:
+    """`load`, if a module with this text needs it: a millisecond for each kernel otherwise."""
+    if '"mlirc.' in text:
+        load()
+
+
+def scatter(
+    init: ir.Value,
+    updates: ir.Value,
+    indices: Sequence[ir.Value],
+    index_map: ir.AffineMap,
+    target: Sequence[int],
+    combine: str,
+) -> ir.Value:
+    load()
+    return ScatterOp(
+        init,
+        updates,
+        list(indices),
+        ir.DenseI64ArrayAttr.get(list(target)),
+        ir.AffineMapAttr.get(index_map),
+        ir.StringAttr.get(combine),
+        result=init.type,
+    ).result
+
+
+def scan(x: ir.Value, dim: int, combine: str, element: ir.Type) -> ir.Value:
+    load()
+    kind = ir.RankedTensorType.get(list(x.type.shape), element)
+    i64 = ir.IntegerType.get_signless(64)
+    return ScanOp(x, ir.IntegerAttr.get(i64, dim), ir.StringAttr.get(combine), result=kind).result
+
+
+def target(op: ir.Operation) -> list[int]:
+    """`target` of a scatter."""
+    return list(ir.DenseI64ArrayAttr(op.attributes["target"]))
+
+
+def index_map(op: ir.Operation) -> ir.AffineMap:
+    """`index_map` of a scatter."""
+    return ir.AffineMapAttr(op.attributes["index_map"]).value
+
+
+def combine(op: ir.Operation) -> str:
+    return ir.StringAttr(op.attributes["combine"]).value
+
+
+def free_loops(op: ir.Operation) -> list[int]:
+    """Dims of a scatter's updates whose points never write to the same place: threads and lanes may share them."""
+    return [t for t in target(op) if t >= 0]
