@@ -210,6 +210,8 @@ class _Importer:
         if isinstance(value, torch.SymInt):
             e = normal(value)
             return (sympy.Integer(e) if isinstance(e, int) else e), [], {}
+        if isinstance(value, torch.SymFloat):
+            return value.node.expr, [], {}
         if not isinstance(value, torch.Tensor):
             return value, [], {}
         spec = _spec(value)
@@ -417,7 +419,9 @@ def check_inputs(places: Sequence[torch.fx.Node]) -> None:
     """Raises LeaveGraph if the program cannot take one of these placeholders."""
     for n in places:
         value = n.meta.get("val")
-        if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        # A float that sizes give (label smoothing saves one for backward) is computed anew from these.
+        given = isinstance(value, torch.SymFloat) and all(s.is_integer for s in value.node.expr.free_symbols)
+        if isinstance(value, (torch.SymFloat, torch.SymBool)) and not given:
             raise LeaveGraph(f"the input {n.name} is a {type(value).__name__}", node=n.name)
         if not isinstance(value, torch.Tensor):
             continue

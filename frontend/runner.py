@@ -62,7 +62,8 @@ class Runner:
         tensors = args if self.plain else self._pick(args)
         inputs = list(map(_data_ptr, tensors))
         if self.weights is not None:
-            inputs += self.weights.addresses(self._weights_of(inputs), self._weights_of(tensors))
+            packed = self.weights.results(self._weights_of(inputs), self._weights_of(tensors))
+            inputs += packed.addresses
         self.program.run(inputs, outputs, sizes)
         args.clear()
         del results[self.returned :]

@@ -42,7 +42,9 @@ def invalidate() -> None:
 
 
 @dataclass
-class _Entry:
+class Results:
+    """What was computed from one set of weights; its memory lives as long as this object."""
+
     epoch: int
     versions: tuple[int, ...]
     fingerprint: int
@@ -58,11 +60,11 @@ class WeightTable:
     def __init__(self, program: Program, nbytes: Sequence[int]) -> None:
         self.program = program
         self.nbytes = list(nbytes)
-        self._entries: dict[tuple[int, ...], _Entry] = {}
+        self._entries: dict[tuple[int, ...], Results] = {}
         self._lock = threading.Lock()
 
-    def addresses(self, pointers: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Where the results for these weights are; computed now if there are none, or stale ones."""
+    def results(self, pointers: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> Results:
+        """The results for these weights, computed now if there are none, or stale ones. To be held while they are used."""
         entry = self._entries.get(pointers)
         versions = _versions(tensors)
         if (
@@ -72,27 +74,33 @@ class WeightTable:
             or (entry.samples is not None and _fingerprint()(entry.samples, len(entry.samples)) != entry.fingerprint)
         ):
             entry = self._compute(pointers, versions, tensors)
-        return entry.addresses
+        return entry
 
     def memory(self) -> int:
         """Bytes that the kept results take."""
         return sum(self.nbytes) * len(self._entries)
 
-    def _compute(self, pointers: tuple[int, ...], versions: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> _Entry:
+    def _compute(self, pointers: tuple[int, ...], versions: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> Results:
         with self._lock:
-            for key in [k for k, e in self._entries.items() if any(o() is None for o in e.owners)]:
-                del self._entries[key]
-            while len(self._entries) >= MAX_ENTRIES:
-                del self._entries[next(iter(self._entries))]
+            for key in list(self._entries)[: 1 - MAX_ENTRIES]:
+                self._entries.pop(key, None)
             samples = _sample_addresses(tensors)
             fingerprint = _fingerprint()(samples, len(samples))
             # A new entry, never the old memory: a call that is still running reads that.
             blocks = [Block(max(n, 1)) for n in self.nbytes]
             addresses = [b.address for b in blocks]
             self.program.run(pointers, addresses)
-            entry = _Entry(_epoch, versions, fingerprint, samples, blocks, addresses, [weakref.ref(t) for t in tensors])
-            self._entries[pointers] = entry
+            # Other weights may come to lie at the same address: these results end with the first of their weights.
+            forget = functools.partial(_forget, weakref.ref(self), pointers)
+            owners = [weakref.ref(t, forget) for t in tensors]
+            entry = self._entries[pointers] = Results(_epoch, versions, fingerprint, samples, blocks, addresses, owners)
             return entry
+
+
+def _forget(table: weakref.ref[WeightTable], pointers: tuple[int, ...], _: object) -> None:
+    alive = table()
+    if alive is not None:
+        alive._entries.pop(pointers, None)
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
