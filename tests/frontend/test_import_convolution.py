@@ -1,0 +1,94 @@
+"""Convolutions and their gradients against eager mode, and what they become."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mlirc.tests.frontend.elementwise import matches, module_matches
+from mlirc.tests.frontend.golden import check_import
+
+MODULES = {
+    # name: (module, shape of the input)
+    "3x3": (lambda: nn.Conv2d(4, 6, 3), (2, 4, 13, 15)),
+    "stride, padding": (lambda: nn.Conv2d(4, 6, 3, 2, 1), (2, 4, 13, 15)),
+    "dilation": (lambda: nn.Conv2d(4, 6, 3, padding=2, dilation=2), (2, 4, 13, 15)),
+    "stride 3": (lambda: nn.Conv2d(4, 6, 3, 3, 1), (1, 4, 13, 15)),
+    "groups": (lambda: nn.Conv2d(4, 6, 3, padding=1, groups=2), (2, 4, 13, 15)),
+    "groups, stride": (lambda: nn.Conv2d(4, 6, 3, 2, 1, groups=2), (2, 4, 13, 15)),
+    "depthwise": (lambda: nn.Conv2d(4, 4, 3, padding=1, groups=4), (2, 4, 13, 15)),
+    "depthwise, stride": (lambda: nn.Conv2d(4, 4, 3, 2, 1, groups=4), (2, 4, 13, 15)),
+    "depthwise, multiplier": (lambda: nn.Conv2d(4, 8, 3, groups=4), (2, 4, 13, 15)),
+    "1x1": (lambda: nn.Conv2d(4, 6, 1, bias=False), (2, 4, 9, 9)),
+    "1x1, stride": (lambda: nn.Conv2d(4, 6, 1, 2), (2, 4, 9, 9)),
+    "7x7": (lambda: nn.Conv2d(3, 8, 7, 2, 3), (1, 3, 23, 23)),
+    "1d": (lambda: nn.Conv1d(4, 6, 5, 2, 1), (2, 4, 19)),
+    "3d": (lambda: nn.Conv3d(4, 6, 3, 2, 1), (2, 4, 7, 7, 7)),
+    "uneven": (lambda: nn.Conv2d(4, 6, (3, 2), (2, 1), (0, 1)), (2, 4, 9, 11)),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3), (2, 4, 7, 9)),
+    "transposed, phases": (lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, 1), (2, 4, 7, 9)),
+    "transposed, even kernel": (lambda: nn.ConvTranspose2d(4, 6, 4, 2, 1), (2, 4, 7, 9)),
+    "transposed, blocks": (lambda: nn.ConvTranspose2d(4, 6, 2, 2), (2, 4, 7, 9)),
+    "transposed, dilation": (lambda: nn.ConvTranspose2d(4, 6, 3, padding=2, dilation=2), (2, 4, 7, 9)),
+    "transposed, holes": (lambda: nn.ConvTranspose2d(4, 6, 2, 3), (2, 4, 7, 9)),
+    "transposed, groups": (lambda: nn.ConvTranspose2d(4, 6, 4, 2, 1, groups=2), (2, 4, 7, 9)),
+    "transposed, depthwise": (lambda: nn.ConvTranspose2d(4, 4, 4, 2, 1, groups=4), (2, 4, 7, 9)),
+    "transposed, 1d": (lambda: nn.ConvTranspose1d(4, 6, 4, 2, 1), (2, 4, 7)),
+    "transposed, 3d": (lambda: nn.ConvTranspose3d(4, 6, 2, 2), (2, 4, 3, 3, 3)),
+}
+
+
+OFTEN = ("stride, padding", "depthwise, stride", "groups", "1x1, stride", "transposed, phases", "transposed, blocks")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module(name):
+    make, shape = MODULES[name]
+    module_matches(make(), torch.randn(shape), factor=4)
+
+
+@pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.sweep) for n in MODULES])
+def test_module_with_dynamic_sizes(name):
+    make, shape = MODULES[name]
+    module_matches(make(), torch.randn(shape), dynamic=True, factor=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_dtypes(dtype):
+    x, w, b = (torch.randn(s).to(dtype) for s in ((2, 4, 13, 15), (6, 4, 3, 3), (6,)))
+    matches(lambda *t: F.conv2d(*t, padding=1), x, w, b, factor=4)
+
+
+def test_channels_last_and_odd_paddings():
+    x = torch.randn(2, 4, 13, 15).contiguous(memory_format=torch.channels_last)
+    matches(lambda x, w, b: F.conv2d(x, w, b, padding="same"), x, torch.randn(6, 4, 4, 4), torch.randn(6), factor=4)
+    matches(lambda x, w: F.conv2d(x[0], w), x, torch.randn(6, 4, 3, 3), factor=4)
+
+
+def test_import_is_channels_last():
+    check_import(
+        lambda x, w: F.conv2d(x, w, stride=2, padding=1),
+        [torch.randn(2, 4, 13, 15), torch.randn(6, 4, 3, 3)],
+        """
+// CHECK: %[[X:.*]] = linalg.transpose ins(%{{.*}} : tensor<2x4x13x15xf32>) {{.*}} permutation = [0, 2, 3, 1]
+// CHECK: %[[P:.*]] = tensor.pad {{.*}} low[0, 1, 1, 0] high[0, 1, 1, 0]
+// CHECK: linalg.transpose {{.*}} permutation = [2, 3, 1, 0]
+// CHECK: linalg.generic {{.*}} iterator_types = ["parallel", "parallel", "parallel", "parallel", "reduction", "reduction", "reduction"]
+// CHECK-SAME: mlirc.kind = "convolution"
+// CHECK: -> tensor<2x7x8x6xf32>
+// CHECK: linalg.transpose {{.*}} permutation = [0, 3, 1, 2]
+""",
+    )
+
+
+def test_import_of_depthwise_has_no_channel_reduction():
+    check_import(
+        lambda x, w: F.conv2d(x, w, groups=4),
+        [torch.randn(2, 4, 13, 15), torch.randn(4, 1, 3, 3)],
+        """
+// CHECK: linalg.generic {{.*}} iterator_types = ["parallel", "parallel", "parallel", "parallel", "reduction", "reduction"]
+// CHECK-SAME: mlirc.kind = "convolution"
+""",
+    )

@@ -1,0 +1,73 @@
+"""Reads at positions that a tensor holds, against eager mode, and what happens to positions out of range."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mlirc.tests.frontend.elementwise import expressions, function, matches
+
+READS = expressions("""
+F.embedding(k, x[:, 0])
+x.index_select(0, i)
+x.index_select(1, i)
+x.gather(1, g)
+torch.take_along_dim(x, g, 1)
+x[i]
+x[:, i]
+x[..., j]
+x[i, :, j]
+x[:, i, j]
+x[i, i]
+x[k]
+x[:, k]
+x[k, :, k]
+x[k[:, :1], k]
+x[0, i]
+x[i.int()]
+x[-i - 1]
+x.take(i)
+x[torch.arange(3)[:, None], torch.arange(2)]
+""")
+
+
+def tensors():
+    x = torch.randn(4, 18, 6)
+    i, j = torch.randint(0, 4, (7,)), torch.randint(0, 6, (7,))
+    return x, i, j, torch.randint(0, 18, (4, 9, 6)), torch.randint(0, 4, (2, 3))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_reads(dynamic):
+    functions = [function(t, "x, i, j, g, k") for t in READS]
+    matches(lambda *t: [f(*t) for f in functions], *tensors(), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("text", ["x[i]", "x.index_select(0, i)", "F.embedding(i, x)", "x[:, i]"])
+def test_out_of_range(text):
+    x, i = torch.randn(4, 4), torch.tensor([0, 1, 2, 3, 0, 7])
+    with pytest.raises(IndexError):
+        torch.compile(function(text, "x, i"), backend="mlirc")(x, i)
+
+
+def write_slice(x, i, s):
+    y = x.clone()
+    y.index_copy_(1, i, s)
+    return y
+
+
+def write_cache(x, i, s):
+    x.index_copy_(1, i, s)
+    return x.sum()
+
+
+@pytest.mark.parametrize("f", [write_slice, write_cache])
+def test_one_slice_is_written(f):
+    matches(f, torch.randn(4, 18, 6), torch.tensor([5]), torch.randn(4, 1, 6), factor=4)
+
+
+def test_scatter_of_one_element_a_line():
+    def f(x, i):
+        return x.scatter(1, i, 1.0), x.scatter(1, i, x), x.scatter_add(1, i, x)
+
+    matches(f, torch.randn(4, 6), torch.randint(0, 6, (4, 1)))

@@ -1,0 +1,98 @@
+"""Pooling and resampling against eager mode, in both memory formats, with gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mlirc.tests.frontend.elementwise import expressions, function, matches
+from mlirc.tests.frontend.golden import check_import
+
+POOLS = expressions("""
+F.max_pool2d(x, 3, 2, 1)
+F.max_pool2d(x, 2)
+F.max_pool2d(x, 3, 2, ceil_mode=True)
+F.max_pool2d(x, 3, 2, 1, return_indices=True)
+F.max_pool2d(x, 3, 1, 1, dilation=2, return_indices=True)
+F.avg_pool2d(x, 3, 2, 1)
+F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)
+F.avg_pool2d(x, 3, 2, ceil_mode=True)
+F.avg_pool2d(x, 3, 2, 1, ceil_mode=True)
+F.avg_pool2d(x, 2, divisor_override=3)
+F.avg_pool1d(x[0], 3)
+F.max_pool1d(x[0], 2)
+F.adaptive_avg_pool2d(x, 1)
+""")
+RESAMPLED = expressions("""
+F.interpolate(x, scale_factor=2)
+F.interpolate(x, size=(20, 9))
+F.interpolate(x, scale_factor=1.7)
+F.interpolate(x, scale_factor=2, mode="nearest-exact")
+F.interpolate(x, size=(5, 30), mode="nearest-exact")
+F.interpolate(x, scale_factor=2, mode="bilinear")
+F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True)
+F.interpolate(x, size=(5, 30), mode="bilinear")
+F.interpolate(x, size=(5, 30), mode="bilinear", align_corners=True)
+F.interpolate(x, scale_factor=2, mode="bicubic")
+F.interpolate(x[0], scale_factor=2, mode="linear")
+F.interpolate(x[0], scale_factor=2)
+F.interpolate(x[None], scale_factor=2, mode="trilinear")
+""")
+
+
+def image():
+    return torch.randn(2, 4, 13, 14)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("text", POOLS)
+def test_pool(text, dynamic):
+    matches(function(text), image(), dynamic=dynamic, factor=4)
+
+
+def test_pools_of_other_layouts_and_dtypes():
+    functions = [function(t) for t in POOLS]
+    f = lambda x: [g(x) for g in functions]  # noqa: E731
+    matches(f, image().contiguous(memory_format=torch.channels_last), factor=4)
+    matches(f, image().bfloat16())
+
+
+def test_adaptive():
+    f = lambda x: [F.adaptive_avg_pool2d(x, 7), F.adaptive_avg_pool2d(x, (5, 3))]  # noqa: E731
+    matches(f, torch.randn(2, 3, 14, 21), factor=4)
+    matches(f, image(), factor=4)
+
+
+def test_three_dims():
+    f = lambda x: [F.max_pool3d(x, 2), F.avg_pool3d(x, 2), F.adaptive_avg_pool3d(x, 1)]  # noqa: E731
+    matches(f, torch.randn(2, 3, 6, 6, 6), factor=4)
+
+
+@pytest.mark.parametrize("text", [t for t in POOLS if "2d" in t and "indices" not in t and "divisor" not in t])
+def test_gradient(text):
+    matches(function(text), image().requires_grad_(), gradients=True, factor=4)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("text", RESAMPLED)
+def test_resampled(text, dynamic):
+    matches(function(text), image(), dynamic=dynamic, factor=8)
+
+
+def test_sampled_at_a_grid():
+    matches(lambda x, g: F.grid_sample(x, g, align_corners=False), image(), torch.randn(2, 5, 5, 2), factor=8)
+
+
+def test_import_of_pooling_is_a_window_of_a_padded_tensor():
+    check_import(
+        lambda x: F.max_pool2d(x, 3, 2, 1),
+        [image()],
+        """
+// CHECK: affine_map<(d0, d1, d2, d3, d4, d5) -> (d0, d1 * 2 + d4, d2 * 2 + d5, d3)>
+// CHECK: tensor.pad {{.*}} low[0, 1, 1, 0]
+// CHECK: arith.constant 0xFF800000 : f32
+// CHECK: iterator_types = ["parallel", "parallel", "parallel", "parallel", "reduction", "reduction"]
+// CHECK: arith.maximumf
+""",
+    )

@@ -1,0 +1,163 @@
+"""Reductions, statistics, normalisations and losses against eager mode, with their gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mlirc.tests.frontend.elementwise import expressions, function, matches, module_matches
+from mlirc.tests.frontend.golden import check_import
+
+REDUCTIONS = expressions("""
+x.sum()
+x.sum(1)
+x.sum((0, 2), True)
+x.amax(1)
+x.amin((0, 1))
+x.max()
+x.min()
+x.max(1)
+x.min(2, True)
+x.max(1).values
+x.argmax()
+x.argmin(1)
+x.argmax(2, True)
+x.any()
+x.all(1)
+x.any((0, 1))
+x.sum(1, dtype=torch.float64)
+torch.count_nonzero(x, 1)
+x.aminmax()
+""")
+STATISTICS = expressions("""
+x.mean()
+x.mean(1)
+x.mean((0, 2), True)
+x.var()
+x.var(1)
+x.std(1, unbiased=False)
+torch.var_mean(x, 1)
+torch.std_mean(x, (1, 2))
+x.norm()
+x.norm(1, 1)
+x.norm(float("inf"), 2)
+x.norm(3, 1)
+x.norm(0)
+x.logsumexp(1)
+x.softmax(1)
+x.log_softmax(-1)
+F.softmax(x, 1, dtype=torch.float32)
+F.normalize(x)
+F.cosine_similarity(x, x * 2)
+x[:, :1].var(1)
+""")
+
+
+def run(texts):
+    functions = [function(t) for t in texts]
+    return lambda x: [f(x) for f in functions]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64], ids=str)
+def test_reductions(dtype):
+    """Whole numbers, so that equal extrema occur (the first one counts) and sums are exact in every dtype."""
+    matches(run(REDUCTIONS), torch.randint(1, 9, (3, 17, 5)).to(dtype))
+
+
+def test_dynamic():
+    matches(run(REDUCTIONS), torch.randn(3, 17, 5), dynamic=True, factor=4)
+
+
+def test_of_bools():
+    matches(lambda x: [x.sum(), x.any(1), x.all(), x.sum(1), x.any((0, 1))], torch.randn(3, 17, 5) > 0)
+
+
+def test_nan_and_infinities():
+    x = torch.randn(3, 17, 5)
+    x[0, 3, 2], x[1, 4, 1], x[2, 5] = float("nan"), float("inf"), float("-inf")
+    matches(run([*REDUCTIONS, "x.softmax(1)", "x.log_softmax(1)", "x.logsumexp(1)"]), x, factor=4)
+
+
+def test_products():
+    matches(lambda x: [x.prod(), x.prod(1)], torch.rand(3, 17, 5) + 0.5, factor=8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_statistics(dtype):
+    matches(run(STATISTICS), torch.randn(3, 17, 5).to(dtype), factor=8 if dtype == torch.float32 else 2)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_gradients(dynamic):
+    texts = ["x.softmax(1)", "x.log_softmax(-1)", "x.logsumexp(1)", "x.var(1)", "x.std()", "x.norm()", "x.mean(1)", "x.amax(1)"]
+    matches(run(texts), torch.randn(2, 8, 7).requires_grad_(), dynamic=dynamic, gradients=True, factor=8)
+
+
+NORMALISATIONS = {
+    "layer norm": lambda: nn.LayerNorm(7),
+    "layer norm, two dims": lambda: nn.LayerNorm((5, 7)),
+    "RMS norm": lambda: nn.RMSNorm(7),
+    "group norm": lambda: nn.GroupNorm(2, 8),
+    "instance norm": lambda: nn.InstanceNorm2d(8, affine=True),
+    "batch norm": lambda: nn.BatchNorm2d(8),
+    "batch norm, evaluated": lambda: nn.BatchNorm2d(8).eval(),
+    "batch norm, no statistics": lambda: nn.BatchNorm2d(8, track_running_stats=False),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", NORMALISATIONS)
+def test_normalisation(name, dynamic):
+    module = NORMALISATIONS[name]()
+    for p in module.parameters():
+        nn.init.uniform_(p, 0.5, 1.5)
+    module_matches(module, torch.randn(2, 8, 5, 7), dynamic=dynamic, factor=8)
+
+
+LOSSES = expressions("""
+F.cross_entropy(x, t)
+F.cross_entropy(x, t, reduction="none")
+F.cross_entropy(x, t, reduction="sum")
+F.cross_entropy(x, t, w)
+F.cross_entropy(x, t, w, label_smoothing=0.1)
+F.cross_entropy(x, t, ignore_index=2)
+F.mse_loss(x, x * 2)
+F.smooth_l1_loss(x, x * 2)
+F.binary_cross_entropy_with_logits(x, x.sigmoid())
+F.kl_div(x.log_softmax(1), x.softmax(1))
+F.huber_loss(x, x * 2)
+""")
+
+
+def test_losses():
+    functions = [function(t, "x, t, w") for t in LOSSES]
+    x, t, w = torch.randn(7, 9).requires_grad_(), torch.randint(0, 9, (7,)), torch.rand(9)
+    matches(lambda x, t, w: [f(x, t, w) for f in functions], x, t, w, gradients=True, factor=8)
+
+
+def test_import_of_argmax_is_two_reductions():
+    check_import(
+        lambda x: x.argmax(1),
+        [torch.randn(4, 9)],
+        """
+// CHECK: iterator_types = ["parallel", "reduction"]
+// CHECK: arith.maximumf
+// CHECK: linalg.index 1
+// CHECK: iterator_types = ["parallel", "reduction"]
+// CHECK: arith.minsi
+""",
+    )
+
+
+def test_import_keeps_channels_last_in_group_norm():
+    """The split of the channels leaves the spatial dims alone: no flattening that would force NCHW."""
+    check_import(
+        lambda x: F.group_norm(x, 2),
+        [torch.randn(2, 8, 5, 7)],
+        """
+// CHECK: tensor.expand_shape %{{.*}} {{\\[\\[}}0], [1, 2], [3], [4]] {{.*}} into tensor<2x2x4x5x7xf32>
+// CHECK: iterator_types = ["parallel", "parallel", "reduction", "reduction", "reduction"]
+""",
+    )
