@@ -355,6 +355,8 @@ class _Importer:
             raise CompileError(f"would be left to ATen: {reason}", node=n.format_node(), source=source_of(n), stage="import")
         if not isinstance(n.target, torch._ops.OpOverload):
             raise LeaveGraph(reason, node=n.format_node(), source=source_of(n), stage="import")
+        if n.target.namespace == "quantized" or n.target._schema.name.startswith("aten::quantize_"):
+            raise LeaveGraph(f"{n.target} makes a quantised tensor", node=n.format_node(), source=source_of(n), stage="import")
         operands: list[T] = []
 
         def slot(x: Any) -> Any:
