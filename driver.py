@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from .dialects.mlir import PassManager, ir
 from .dialects.own import load_for
 from .errors import CompileError
-from .lowering.codegen import emit_assembly, emit_object
 from .lowering.bridge import to_llvm22
+from .lowering.codegen import emit_assembly, emit_object
 from .lowering.target import Target
 from .lowering.to_llvm import first_line, lower_to_llvm_ir
 from .options import Options

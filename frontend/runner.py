@@ -16,7 +16,6 @@ from .evaluate import evaluator
 from .importer import ImportedGraph, OutputSpec, TensorSpec
 from .report import GraphReport
 
-
 _data_ptr = torch.Tensor.data_ptr
 
 

@@ -15,7 +15,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..dialects import builders
 from ..dialects.mlir import func, ir
 from ..dialects.sizes import Extent
 from . import structure as st
@@ -317,6 +316,3 @@ def _describe(nodes: Sequence[str], movement: Sequence[str]) -> str:
     words = (re.sub("^native_batch_norm_legit(_no_training|_functional)?", "batch_norm", w) for w in words)
     known = list(dict.fromkeys(_WORDS.get(w, w) for w in words))
     return re.sub(r"\W", "_", "_".join([*movement, *known[:4]])) or "copy"
-
-
-__all__ = ["Kernel", "builders", "outline"]

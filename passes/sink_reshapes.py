@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ..dialects import builders
 from ..dialects.mlir import ir, linalg
-from ..dialects.sizes import Sizes, normal
+from ..dialects.sizes import normal
 from . import structure as st
 from .layouts import Layouts
 
@@ -168,6 +168,3 @@ def _merge(sizes: list[builders.Size], layouts: Layouts) -> builders.Size:
         product = product * (s if isinstance(s, int) else layouts.sizes.expr(s))
     product = normal(product)
     return product if isinstance(product, int) else layouts.sizes.value(product)
-
-
-__all__ = ["Sizes", "sink_reshapes"]

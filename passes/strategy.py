@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ..dialects import own
 from ..dialects.mlir import ir
-from . import structure as st
 
 if TYPE_CHECKING:
     from ..lowering.target import Target
@@ -290,6 +289,3 @@ def write_strategy(function: ir.Operation, strategy: Strategy) -> None:
     function.attributes["mlirc.strategy"] = ir.StringAttr.get(
         ", ".join(f"{k}={v}" for k, v in asdict(strategy).items())
     )
-
-
-__all__ = ["ContractionStrategy", "LoopStrategy", "Strategy", "select_strategy", "st", "write_strategy"]

@@ -14,9 +14,9 @@ from .concat import vectorize_concat
 from .contraction import vectorize_contraction
 from .kernel import KernelFunction
 from .loops import vectorize_loops
-from .tiles import vectorize_tiles
 from .scan import vectorize_scan
 from .scatter import vectorize_scatter
+from .tiles import vectorize_tiles
 
 PASS_NAME = "mlirc-vectorize"
 
@@ -41,6 +41,3 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
             assert isinstance(strategy, LoopStrategy)
             return vectorize_scan(kernel, strategy, symbol)
     raise CompileError(f"no vectorizer for kernels of kind {kernel.domain.kind}")
-
-
-__all__ = ["KernelFunction", "ir", "vectorize"]

@@ -139,7 +139,7 @@ class _Walker:
         self._indices(op, loops)
         for v, m in zip(st.inputs(op), st.maps(op)):
             forms = [affine_form(e, loops) for e in m.results]
-            for e, f in zip(m.results, forms):
+            for _e, f in zip(m.results, forms):
                 if f is None:
                     for form in loops:
                         self._fix(form)

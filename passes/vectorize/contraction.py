@@ -45,7 +45,7 @@ def roles(kernel: KernelFunction) -> Roles:
     op = kernel.domain.anchor
     assert op is not None
     classes = kernel.domain.loops[op]
-    a, b, c = [_used(m) for m in st.maps(op)]
+    a, b = [_used(m) for m in st.maps(op)[:2]]
     order = [d for d in st.map_dims(st.maps(op)[2]) if d is not None and classes[d] is not None]
     lane = order[-1] if order else None
     swapped = lane is not None and lane in a and lane not in b
@@ -55,11 +55,8 @@ def roles(kernel: KernelFunction) -> Roles:
     for d in reversed(order[:-1]):
         if d in a and d not in b:
             row = d if row is None or _larger(kernel, classes[d], classes[row]) else row
-    if row is None and lane is not None and lane not in a:
-        row = None
     outer = [classes[d] for d in order if d not in (lane, row)]
     reductions = [classes[i] for i, it in enumerate(st.iterators(op)) if it == "reduction" and classes[i] is not None]
-    _ = c
     return Roles(
         None if lane is None else classes[lane], None if row is None else classes[row], outer, reductions, swapped  # type: ignore[arg-type]
     )

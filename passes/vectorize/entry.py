@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 from ...dialects import builders
 from ...dialects.mlir import arith, builtin, func, ir, llvm, scf
-from .. import structure as st
 from .evaluate import storage_type
 from .lanes import Number
 
@@ -114,6 +113,3 @@ def build(
                     scf.YieldOp([])
             func.ReturnOp([])
     return module
-
-
-__all__ = ["build", "pointer", "st", "unpack"]

@@ -267,7 +267,6 @@ class Evaluator:
         out = [self.size(s) for s in self.shapes.of(op.results[0])]
         inside: ir.Value | None = None
         inner: list[Index] = []
-        i1 = ir.IntegerType.get_signless(1)
         lane_mask: ir.Value | None = None
         for i, lo, n, padded in zip(point, low, sizes, out):
             lo = self.number(lo)
@@ -302,7 +301,6 @@ class Evaluator:
             if isinstance(c.type, ir.VectorType):
                 got, p = m.splat(got), m.splat(p)
             got = arith.select(c, got, p)
-        assert i1 is not None
         return got
 
     def alike(self, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:

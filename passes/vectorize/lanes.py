@@ -183,6 +183,3 @@ class Arithmetic:
         if isinstance(e, ir.AffineModExpr):
             return rest
         raise NotImplementedError(f"affine expression {e}")
-
-
-__all__ = ["Arithmetic", "Index", "Number", "Point", "builders"]

@@ -143,7 +143,7 @@ class _Loops:
             op = st.owner(v)
             if op is None:
                 raise CompileError("a kernel returns its argument")
-            while st.kind(op) == "view":
+            if st.kind(op) == "view":
                 raise CompileError("a kernel returns a view")
             if st.kind(op) == "reduction" or not (inner & set(self.d.classes(op))):
                 self.row_stores.append(n)
@@ -260,7 +260,6 @@ class _Loops:
         return tuple(self.e.math.affine(x, loops) for x in m.results)
 
     def _phase(self, phase: _Phase) -> None:
-        e = self.e
         classes = [c for c in self.s.inner if c != self.s.lane]
         if self.horizontal:
             self._horizontal(phase, classes)
@@ -269,7 +268,6 @@ class _Loops:
             out = self._walk(phase, classes, start)
             for op, value in zip(phase.reductions, out):
                 self._publish(op, value)
-        _ = e
 
     def _walk(self, phase: _Phase, classes: Sequence[int], carried: Values) -> Values:
         """Loop over inner classes; lanes, if any, are set already."""
@@ -329,13 +327,11 @@ class _Loops:
                 new = arith.select(e.mask, new, acc)
             out.append(new)
         for v in phase.keep:
-            place, point = self._access_buffer(v)
-            old, e.mask = e.mask, None
-            e.mask = old
+            # The buffer has room for whole vectors: what lies past the end is stored and never used.
             value = e.value(v, self._point_of(v))
-            e.mask = None
-            e.store(place, point, value)
-            e.mask = old
+            mask, e.mask = e.mask, None
+            e.store(*self._access_buffer(v), value)
+            e.mask = mask
         for n in phase.stores:
             v = self.k.results[n]
             point = self._point_of(v)

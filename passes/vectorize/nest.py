@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...dialects import builders
-from ...dialects.mlir import arith, ir, scf, vector
+from ...dialects.mlir import ir, scf, vector
 from .evaluate import Evaluator
 from .lanes import Number
 
@@ -96,6 +95,3 @@ def delinearize(e: Evaluator, i: Number, counts: Sequence[Number]) -> list[Numbe
         out.append(e.math.mod(i, n))
         i = e.math.floordiv(i, n)
     return [i, *reversed(out)] if counts else []
-
-
-__all__ = ["arith", "builders", "constant_mask", "delinearize", "lane_loop", "loop"]

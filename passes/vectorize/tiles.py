@@ -128,7 +128,7 @@ class _Tiles(_Contraction):
         acc = [x86.amx_tile_zero(tile(h, SIDE, "f32")) for h in heights for _ in range(columns)]
         outer = [c for c in self.r.reductions if c != self.s.pairs]
         acc = self._sum(outer, first, rows[0].base, heights, columns, acc)
-        for i, h in enumerate(heights):
+        for i, _h in enumerate(heights):
             for j in range(columns):
                 at = m.value((i * SIDE) * self.width + j * SIDE)
                 x86.amx_tile_store(self.scratch, [at], acc[i * columns + j], stride=m.value(self.width))
