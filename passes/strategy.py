@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..lowering.target import Target
     from .pack import PackShape
     from .vectorize.access import Accesses
+    from .vectorize.access import Access
     from .vectorize.contraction import Roles
     from .vectorize.kernel import KernelFunction
 
@@ -37,6 +38,8 @@ class LoopStrategy:
     """Classes that are reduced, outermost first."""
     merged: dict[int, int] = field(default_factory=dict)
     """Classes that also stand for their outer neighbours: class -> number of elements."""
+    transposed: int | None = None
+    """The last of `serial`: walked in blocks of `lanes`, so that loads contiguous along it are transposed in registers."""
     grain: int = 1
     """Parallel iterations below which no second thread is worth it."""
     kind: str = "loops"
@@ -96,7 +99,8 @@ def _loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     rows = _merge(_memory_order(rows, kernel), acc, sizes, merged)
     inner = _merge(_memory_order(inner, kernel), acc, sizes, merged)
     lane = _lane(rows, inner, sizes, kernel)
-    outer = [c for c in rows if c != lane]
+    transposed = _transposed(rows, inner, lane, sizes, kernel, target)
+    outer = [c for c in rows if c not in (lane, transposed)]
     ops = _body_ops(kernel)
     parallel: list[int] = []
     trip = 1
@@ -113,10 +117,33 @@ def _loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
         unroll = 1
     if lane not in inner and d.reductions:
         unroll = 1
+    if transposed is not None:
+        outer.append(transposed)
+        unroll = 1
     return LoopStrategy(
         n, unroll, lane, parallel, outer, inner, {c: m for c, m in merged.items() if c in (*rows, *inner)},
-        max(1, WORK_PER_THREAD // max(work, 1)), d.kind,
+        transposed, max(1, WORK_PER_THREAD // max(work, 1)), d.kind,
     )
+
+
+def _transposed(
+    rows: list[int], inner: list[int], lane: int | None, sizes: list[object], kernel: KernelFunction, target: Target
+) -> int | None:
+    """A class along which loads are contiguous that are not along the lanes, in a kernel that does little else."""
+    acc, n = kernel.accesses, lanes(kernel, target)
+    if lane is None or inner or lane in acc.fixed or _body_ops(kernel) > 8 or _known(sizes[lane]) < n // 2:
+        return None
+
+    def count(c: int) -> int:
+        return sum(transposes(a, lane, c) for a in acc.items)
+
+    candidates = [c for c in rows if c != lane and c not in acc.fixed and _known(sizes[c]) >= n and count(c)]
+    return max(candidates, key=count, default=None)
+
+
+def transposes(access: Access, lane: int, along: int) -> bool:
+    """Whether a load is contiguous along a class, but not along the lanes."""
+    return not access.store and access.steps.get(lane, 0) not in (0, 1) and access.steps.get(along) == 1
 
 
 def _body_ops(kernel: KernelFunction) -> int:
@@ -161,7 +188,7 @@ def _scatter(kernel: KernelFunction, target: Target) -> LoopStrategy:
     serial = [c for c in d.rows if c in outer or c in ordered]
     width = 1 if lane is None else _known(sizes[lane]) if parallel else n * unroll
     work = ops * _product(serial, sizes) * width
-    return LoopStrategy(n, unroll, lane, parallel, serial, [], merged, max(1, WORK_PER_THREAD // work), d.kind)
+    return LoopStrategy(n, unroll, lane, parallel, serial, [], merged, None, max(1, WORK_PER_THREAD // work), d.kind)
 
 
 def _scan(kernel: KernelFunction, target: Target) -> LoopStrategy:
@@ -174,7 +201,7 @@ def _scan(kernel: KernelFunction, target: Target) -> LoopStrategy:
     parallel = [c for c in d.rows if c not in (scanned, lane)]
     n = lanes(kernel, target)
     work = (4 + _body_ops(kernel)) * _known(d.sizes[scanned]) * (1 if lane is None else n)  # type: ignore[index]
-    return LoopStrategy(n, 1, lane, parallel, [], [scanned], {}, max(1, WORK_PER_THREAD // work), d.kind)  # type: ignore[list-item]
+    return LoopStrategy(n, 1, lane, parallel, [], [scanned], {}, None, max(1, WORK_PER_THREAD // work), d.kind)  # type: ignore[list-item]
 
 
 def _product(classes: list[int], sizes: list[object]) -> int:

@@ -20,11 +20,12 @@ Form = dict[int, int] | None
 
 @dataclass
 class Access:
-    """`steps` of one load or store; `op` is the linalg op that reads or, for a store, made the value."""
+    """`steps` of one load or store of `value`; `op` is the linalg op that reads or, for a store, made it."""
 
     steps: dict[int, int | None]
     store: bool
     op: ir.Operation
+    value: ir.Value
 
 
 @dataclass
@@ -68,7 +69,7 @@ def collect(
             continue
         loops = walker.loop_forms(op)
         dims = result_forms(op, loops, value)
-        walker.accesses.items.append(Access(_steps(dims, steps), True, op))
+        walker.accesses.items.append(Access(_steps(dims, steps), True, op, value))
         walker.read(op, loops)
     for op in (*domain.reductions, *([domain.anchor] if domain.anchor is not None else [])):
         walker.read(op, walker.loop_forms(op))
@@ -168,7 +169,7 @@ class _Walker:
             return
         self.seen.add(key)
         if v in self.strides:
-            self.accesses.items.append(Access(_steps(dims, self.strides[v]), False, reader))
+            self.accesses.items.append(Access(_steps(dims, self.strides[v]), False, reader, v))
             return
         op = st.owner(v)
         if op is None:

@@ -40,6 +40,43 @@ def storage_type(element: ir.Type) -> ir.Type:
     return element
 
 
+class Tile:
+    """A block of `lanes` x `lanes` elements: loads along the block's rows, transposed in registers to be used by lanes.
+
+    The kernel is evaluated for row 0, 1, ... of the block. In row 0 every load of `buffers` loads and transposes the whole
+    block; the same load in the other rows, which come in the same order, takes its row of the result.
+    """
+
+    def __init__(self, buffers: set[ir.Value], left: Number | None) -> None:
+        self.buffers = buffers
+        self.left = left
+        self.blocks: list[list[ir.Value]] = []
+        self.start(0)
+
+    def start(self, row: int) -> None:
+        self.row = row
+        self.next = 0
+
+    def load(self, m: Arithmetic, place: "Memory", at: Index) -> ir.Value:
+        if self.row == 0:
+            self.blocks.append(self._block(m, place, at))
+        self.next += 1
+        return self.blocks[self.next - 1][self.row]
+
+    def _block(self, m: Arithmetic, place: "Memory", at: Index) -> list[ir.Value]:
+        n = m.lanes
+        kind = ir.VectorType.get([n, n], place.storage)
+        block = builders.constant(kind, 0)
+        for i in range(n):
+            # Lanes past the end repeat the last one: what they load is in bounds, and not stored.
+            lane = i if self.left is None else m.minimum(i, m.sub(self.left, 1))
+            offset = m.add(at.base, m.mul(lane, at.stride))
+            row = vector.load(m.vector_type(place.storage), place.buffer, [m.value(offset)])
+            block = vector.insert(row, block, [], [i])
+        block = vector.transpose(kind, block, [1, 0])
+        return [vector.extract(block, [], [i]) for i in range(n)]
+
+
 class Evaluator:
     """Builds values at the current insertion point. `mask` (a vector of i1, or None) guards the lanes past the end."""
 
@@ -51,6 +88,7 @@ class Evaluator:
         self.memory: dict[ir.Value, Memory] = {}
         self.known: dict[ir.Value, Lookup] = {}
         self.mask: ir.Value | None = None
+        self.tile: Tile | None = None
 
     # Values
 
@@ -327,6 +365,8 @@ class Evaluator:
         m = self.math
         if at.uniform:
             return self._from_storage(memref.load(place.buffer, [m.value(at.base)]), place)
+        if self.tile is not None and place.buffer in self.tile.buffers:
+            return self._from_storage(self.tile.load(m, place, at), place)
         kind = m.vector_type(place.storage)
         if at.vector is None and at.stride == 1:
             base = [m.value(at.base)]

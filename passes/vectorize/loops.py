@@ -19,9 +19,9 @@ from ...dialects import builders
 from ...dialects.mlir import arith, ir, memref, vector
 from ...errors import CompileError
 from .. import structure as st
-from ..strategy import LoopStrategy
+from ..strategy import LoopStrategy, transposes
 from . import entry
-from .evaluate import Evaluator, Memory, storage_type
+from .evaluate import Evaluator, Memory, Tile, storage_type
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
 from .nest import Values, delinearize, lane_loop, loop
@@ -98,13 +98,16 @@ class _Loops:
     def _serial(self, classes: list[int], chunk: tuple[Number, Number] | None) -> None:
         """The row loops that are not parallel; then the lane blocks, if a lane is a row."""
         if classes:
+            begin: Number = 0
+            if classes[0] == self.s.transposed:
+                begin = self._tiles(classes[0], chunk)
 
             def step(i: Number, _: Values) -> Values:
                 self.env[classes[0]] = Index(i)
                 self._serial(classes[1:], chunk)
                 return []
 
-            loop(self.e, 0, self._size(self.e, classes[0]), 1, [], step)
+            loop(self.e, begin, self._size(self.e, classes[0]), 1, [], step)
         elif self.horizontal or self.s.lane is None:
             self._row()
         else:
@@ -116,6 +119,34 @@ class _Loops:
                 return []
 
             lane_loop(self.e, lo, hi, self.s.unroll, [[]] * self.s.unroll, block)
+
+    def _tiles(self, along: int, chunk: tuple[Number, Number] | None) -> Number:
+        """Blocks of lanes x lanes whose loads are transposed in registers; returns where the last whole one ends."""
+        e, m = self.e, self.e.math
+        assert self.s.lane is not None
+        size = self._size(e, self.s.lane)
+        lo, hi = chunk or (0, size)
+        buffers = {
+            e.memory[a.value].buffer for a in self.k.accesses.items if transposes(a, self.s.lane, along)
+        } - {e.memory[a.value].buffer for a in self.k.accesses.items if not a.store and not transposes(a, self.s.lane, along)}
+        end = m.mul(m.floordiv(self._size(e, along), e.lanes), e.lanes)
+
+        def block(first: Number, _: Values) -> Values:
+            def lanes(i: Number, _: Values) -> Values:
+                e.tile = Tile(buffers, None if e.mask is None else m.sub(hi, i))
+                for row in range(e.lanes):
+                    e.tile.start(row)
+                    self.env[along] = Index(m.add(first, row))
+                    self.env[self.s.lane] = Index(i, 1)  # type: ignore[index]
+                    self._row()
+                e.tile = None
+                return []
+
+            lane_loop(e, lo, hi, 1, [[]], lanes)
+            return []
+
+        loop(e, 0, end, e.lanes, [], block)
+        return end
 
     # Phases
 
