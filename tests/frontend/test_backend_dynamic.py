@@ -1,0 +1,89 @@
+"""One compilation for many sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from torch._dynamo.utils import counters
+
+from mlirc.tests.frontend.compare import compare, kernels
+
+R = torch.randn
+SIZES = [(5, 7), (3, 70), (33, 17), (128, 3), (2, 2)]
+
+
+def repeated_mask(x):
+    keep = torch.arange(x.shape[1])[None] < x.shape[0]
+    return torch.where(keep, x, float("-inf")).softmax(1)
+
+
+CASES = {
+    "elementwise": (lambda x, y: torch.tanh(x + y) * x, lambda n, m: (R(n, m), R(m))),
+    "softmax": (lambda x: (x.softmax(-1), x.softmax(0)), lambda n, m: (R(n, m),)),
+    "norms": (lambda x: (F.layer_norm(x, x.shape[-1:]), x.var(0), x.std()), lambda n, m: (R(n, m),)),
+    "reductions": (lambda x: (x.sum(), x.sum(0), x.mean(1), x.amax(0), x.argmax(1)), lambda n, m: (R(n, m),)),
+    "matmul": (lambda x, y: x @ y, lambda n, m: (R(n, m), R(m, n + 1))),
+    "linear": (lambda x, w: F.linear(x, w).relu(), lambda n, m: (R(n, m, 16), R(40, 16))),
+    "bmm": (lambda x, y: x @ y, lambda n, m: (R(3, n, m), R(3, m, n))),
+    "transposes": (lambda x: (x.t().contiguous() + 1, x.t().reshape(-1) * 2), lambda n, m: (R(n, m),)),
+    "heads": (lambda x: x.view(*x.shape[:2], 4, 8).transpose(1, 2).reshape(x.shape[0], -1), lambda n, m: (R(n, m, 32),)),
+    "images": (
+        lambda x, w: (F.conv2d(x, w, padding=1, stride=2), F.max_pool2d(x, 2), F.adaptive_avg_pool2d(x, 1)),
+        lambda n, m: (R(2, 3, n + 3, m + 3), R(5, 3, 3, 3)),
+    ),
+    "resize": (lambda x: (F.interpolate(x, scale_factor=1.5), F.interpolate(x, scale_factor=0.7, mode="bilinear")), lambda n, m: (R(1, 2, n + 1, m + 1),)),
+    "cat": (lambda x, y: torch.cat([x, y], 1) * 2, lambda n, m: (R(n, m), R(n, m + 1))),
+    "slices": (lambda x: (x[1:, :-1] + x[:-1, 1:], x.unfold(1, 2, 1) * 2, x.roll(1, 0).flip(1)), lambda n, m: (R(n + 1, m + 1),)),
+    "embedding": (lambda w, i: F.embedding(i, w), lambda n, m: (R(10, n), torch.randint(0, 10, (m, 3)))),
+    "numbers": (lambda x: x / x.shape[0] + x.numel() + x.shape[1] ** 2 + torch.arange(x.shape[1]), lambda n, m: (R(n, m),)),
+    "mask": (repeated_mask, lambda n, m: (R(n, m),)),
+    "group norm": (lambda x: F.group_norm(x, 2), lambda n, m: (R(n, 4, m),)),
+    "pad to eight": (lambda x: F.pad(x, (0, (-x.shape[1]) % 8)), lambda n, m: (R(n, m),)),
+    "stack": (lambda x: torch.stack([x, x * 2], 1).flatten(0, 1), lambda n, m: (R(n, m),)),
+    "split": (lambda x: x.split(x.shape[0] // 2)[0] * 2, lambda n, m: (R(2 * n, m),)),
+    "einsum": (lambda x, y: torch.einsum("bnd,bmd->bnm", x, y).softmax(-1), lambda n, m: (R(2, n, 8), R(2, m, 8))),
+    "repeat": (lambda x: x.repeat(2, 3) + 1, lambda n, m: (R(n, m),)),
+    "channels last": (lambda x: x.relu() * 2, lambda n, m: (R(2, 3, n, m).to(memory_format=torch.channels_last),)),
+    "outputs with broadcasts": (lambda x: ((x[:, None] + 1).expand(-1, 3), x * 2), lambda n, m: (R(n),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sizes(name):
+    f, build = CASES[name]
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(f, backend="mlirc", dynamic=True, options={"strict": True})
+    for size in SIZES:
+        compare(f, *build(*size), compiled=compiled)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("name", ["elementwise", "softmax", "norms", "linear", "bmm", "heads", "cat", "einsum"])
+def test_kernels_are_as_many_as_with_static_sizes(name):
+    f, build = CASES[name]
+    args = build(12, 20)
+    compare(f, *args, dynamic=False)
+    static = kernels()
+    compare(f, *args, dynamic=True)
+    assert len(kernels()) == len(static)
+
+
+def test_sizes_become_dynamic_by_themselves():
+    compiled = torch.compile(lambda x: (x + 1).softmax(-1), backend="mlirc", options={"strict": True})
+    counters.clear()
+    for n in (5, 6, 7, 80, 81):
+        x = R(3, n)
+        torch.testing.assert_close(compiled(x), (x + 1).softmax(-1))
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_marked_dims():
+    compiled = torch.compile(lambda x, w: (x @ w).relu(), backend="mlirc", options={"strict": True})
+    w = R(16, 24)
+    for n in (4, 9, 100):
+        x = R(n, 16)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(compiled(x, w), (x @ w).relu(), rtol=1e-4, atol=1e-4)
