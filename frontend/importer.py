@@ -275,6 +275,10 @@ class _Importer:
         out = {}
         for base, members in groups.items():
             value = base.meta["val"]
+            if base in self.placeholders and self.placeholders[base] not in self._writes:
+                # Parts of an input with gaps between them: views of it, as the strides that the backward graph expects.
+                parts = [x for x in members if x is not base and not _fills(x.meta["val"], _spec(x.meta["val"]))]
+                out.update({x: base for x in parts if x.meta["val"].dtype == value.dtype})
             if base in self.placeholders or not isinstance(self.env.get(base), T) or not _fills(value, _spec(value)):
                 continue
             if len(members) > 1 or not all(_fills(x.meta["val"], _spec(x.meta["val"])) for x in members):

@@ -130,11 +130,11 @@ def _view(spec: OutputSpec, graph: ImportedGraph) -> Callable[[torch.Tensor, Seq
     n = len(spec.tensor.shape)
     if all(isinstance(s, int) for s in (*spec.tensor.shape, *spec.tensor.strides, spec.offset)):
         shape, strides, offset = spec.tensor.shape, spec.tensor.strides, spec.offset
-        return lambda base, sizes: base.as_strided(shape, strides, offset)
+        return lambda base, sizes: base.as_strided(shape, strides, base.storage_offset() + offset)  # type: ignore[operator]
     compute = evaluator([*spec.tensor.shape, *spec.tensor.strides, spec.offset], graph.symbols)
 
     def make(base: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         values = compute(sizes)
-        return base.as_strided(values[:n], values[n : 2 * n], values[-1])
+        return base.as_strided(values[:n], values[n : 2 * n], base.storage_offset() + values[-1])
 
     return make

@@ -88,6 +88,9 @@ x.repeat(1, 2, 1)
 x.expand(3, 4, 18, 6) * 2
 torch.cat([x, x * 2], 1)
 x.permute(2, 0, 1) * x.permute(2, 0, 1)
+x[..., ::2] * x[..., 1::2]
+x[:, :-2] * x[:, 2:]
+x.unfold(1, 4, 3) * x.unfold(1, 4, 3)
 """)
 
 
