@@ -1,0 +1,47 @@
+"""Loads across the lanes go through registers: no gathers, right at every edge."""
+
+import pytest
+import torch
+
+from mlirc import driver
+from mlirc.lowering.target import Target
+
+TRANSPOSE = """
+func.func @kernel(%x: tensor<64x48xf32>) -> tensor<48x64xf32> attributes {mlirc.result_strides = [["64", "1"]]} {
+  %e = tensor.empty() : tensor<48x64xf32>
+  %0 = linalg.generic {indexing_maps = [affine_map<(i, j) -> (j, i)>, affine_map<(i, j) -> (i, j)>],
+      iterator_types = ["parallel", "parallel"]} ins(%x : tensor<64x48xf32>) outs(%e : tensor<48x64xf32>) {
+  ^bb0(%a: f32, %b: f32):
+    linalg.yield %a : f32
+  } -> tensor<48x64xf32>
+  return %0 : tensor<48x64xf32>
+}
+"""
+
+
+def test_a_transposed_copy_has_shuffles_and_no_gathers():
+    seen = {}
+    driver.compile_kernel(TRANSPOSE, Target.parse("skylake-avx512"), "k", lambda name, what: seen.update({name: str(what)}))
+    assert "vector.transpose" in seen["vector"]
+    assert "gather" not in seen["asm"]
+    assert "vunpcklps" in seen["asm"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64])
+@pytest.mark.parametrize("shape", [(33, 70), (3, 100), (2, 50, 40)])
+def test_transposed_copies(dtype, shape):
+    torch.manual_seed(0)
+    x = (torch.randn(shape) * 50).to(dtype)
+    torch._dynamo.reset()
+
+    def f(x):
+        return x.transpose(-1, -2).contiguous()
+
+    for dynamic in (False, True):
+        assert torch.equal(torch.compile(f, backend="mlirc", dynamic=dynamic)(x), f(x))
+
+
+def test_an_op_that_reads_both_ways():
+    x = torch.randn(40, 40)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(lambda x: x + x.t() * 2, backend="mlirc")(x), x + x.t() * 2)
