@@ -19,7 +19,6 @@ KEEP: tuple[Any, ...] = (
     aten.index_add,
     aten.index_copy,
     aten._unsafe_index_put,
-    aten.col2im,
     aten.repeat_interleave,
 )
 

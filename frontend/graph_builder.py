@@ -21,6 +21,9 @@ from .dtypes import cast, compute_dtype, is_unsigned, mlir_type, scalar
 
 Extent = int | sympy.Expr
 
+MAX_CONCAT = 16
+"""Inputs of one concatenation."""
+
 
 @dataclass(frozen=True)
 class T:
@@ -359,6 +362,9 @@ class GraphBuilder:
         if len(middle) != x.rank:
             value = builders.collapse(value, [old for old, _ in groups] if middle else [], self.sizes(middle))
         if len(middle) != len(shape):
+            whole = tuple(product([shape[j] for j in new]) for _, new in groups)
+            if builders.static(self.sizes(whole)) != builders.static(self.sizes(middle)):  # a guard made a size a number
+                value = tensor.cast(builders.tensor_type(self.sizes(whole), mlir_type(x.dtype)), value)
             value = builders.expand(value, [new for _, new in groups] if middle else [], self.sizes(shape))
         elif middle and value.type != builders.tensor_type(self.sizes(shape), mlir_type(x.dtype)):
             value = tensor.cast(builders.tensor_type(self.sizes(shape), mlir_type(x.dtype)), value)
@@ -408,6 +414,8 @@ class GraphBuilder:
         xs = [x for x in xs if not same(x.shape[dim], 0)] or list(xs[:1])
         if len(xs) == 1:
             return xs[0]
+        if len(xs) > MAX_CONCAT:  # a kernel has code of its own for every input: many go in groups that share one
+            return self.concat([self.concat(xs[i : i + MAX_CONCAT], dim) for i in range(0, len(xs), MAX_CONCAT)], dim)
         shape = list(xs[0].shape)
         shape[dim] = normal(sum((x.shape[dim] for x in xs[1:]), xs[0].shape[dim]))
         kind = builders.tensor_type(self.sizes(shape), mlir_type(xs[0].dtype))

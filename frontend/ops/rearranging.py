@@ -9,8 +9,8 @@ import torch
 
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, tensor
-from ..dtypes import scalar
-from ..graph_builder import Extent, GraphBuilder, T, product, same
+from ..dtypes import cast, compute_dtype, scalar
+from ..graph_builder import Extent, GraphBuilder, T, floordiv, product, same
 from ..registry import Unsupported, lowers
 from .padding import extent
 from .pointwise import out_shape
@@ -169,3 +169,37 @@ def select_backward(b: GraphBuilder, node: Any, grad: T, sizes: Any, dim: int, i
     grad = b.reshape(grad, [*shape[:dim], 1, *shape[dim + 1 :]])
     low: list[Extent] = [begin if d == dim else 0 for d in range(grad.rank)]
     return b.pad(grad, low, [s - low[d] - grad.shape[d] for d, s in enumerate(shape)], 0)
+
+
+@lowers(aten.col2im.default)
+def col2im(
+    b: GraphBuilder, node: Any, x: T, size: Any, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int],
+    stride: Sequence[int],
+) -> T:  # fmt: skip
+    """An element is the sum of what the patches that it lies in hold of it: one candidate for each tap of the kernel."""
+    shape = out_shape(node)
+    lead, (height, width) = len(shape) - 2, shape[-2:]
+    taps = kernel[0] * kernel[1]
+    counts = [
+        floordiv(n + 2 * p - d * (k - 1) - 1, s) + 1
+        for n, k, d, p, s in zip((height, width), kernel, dilation, padding, stride)
+    ]
+    patches = b.reshape(x, [*x.shape[:-2], shape[-3], *kernel, *counts])
+
+    def body(at: list[ir.Value]) -> ir.Value:
+        place, inside = [], None
+        for i in range(2):
+            p = arith.addi(at[lead + i], builders.index(padding[i]))
+            p = arith.subi(p, arith.muli(at[lead + 2 + i], builders.index(dilation[i])))
+            patch = arith.divsi(p, builders.index(stride[i]))
+            whole = arith.cmpi(INT.eq, arith.muli(patch, builders.index(stride[i])), p)
+            ok = arith.andi(whole, arith.cmpi(INT.ult, patch, b.index(counts[i])))
+            inside = ok if inside is None else arith.andi(inside, ok)
+            place.append(arith.select(ok, patch, builders.index(0)))
+        value = tensor.extract(patches.value, [*at[:lead], *at[lead + 2 :], *place])
+        return arith.select(inside, cast(value, x.dtype, d), scalar(d, 0))
+
+    d = compute_dtype(x.dtype)
+    if taps == 1 and list(stride) == [1, 1] and not any(padding):
+        return b.reshape(x, shape)
+    return b.convert(b.window_reduce(shape, kernel, [], "add", d, body), x.dtype)

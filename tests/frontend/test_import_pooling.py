@@ -80,6 +80,22 @@ def test_resampled(text, dynamic):
     matches(function(text), image(), dynamic=dynamic, factor=8)
 
 
+FOLDED = expressions("""
+F.unfold(x, 3, padding=1)
+F.unfold(x, (3, 2), dilation=2, stride=2)
+F.fold(F.unfold(x, 3, padding=1, stride=2), (13, 14), 3, padding=1, stride=2)
+F.fold(F.unfold(x, (3, 2), dilation=2), (13, 14), (3, 2), dilation=2)
+F.fold(F.unfold(x[0], 2, stride=2), (12, 14), 2, stride=2)
+""")
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("text", FOLDED)
+def test_patches(text, dynamic):
+    text = text.replace("(13, 14)", "x.shape[2:]")
+    matches(function(text), image(), dynamic=dynamic, factor=4)
+
+
 def test_sampled_at_a_grid():
     matches(lambda x, g: F.grid_sample(x, g, align_corners=False), image(), torch.randn(2, 5, 5, 2), factor=8)
 
