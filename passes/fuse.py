@@ -19,6 +19,7 @@ from .domain import Invalid, analyse, operand_loops
 
 PASS_NAME = "mlirc-fuse"
 MAX_OPS = 64
+ANCHORS = ("contraction", "convolution", "concat", "scatter", "scan")
 FUSIBLE = ("elementwise", "reduction", "contraction", "convolution", "pad", "concat", "scatter", "scan")
 
 
@@ -51,6 +52,8 @@ def duplicate_free_producers(block: ir.Block) -> None:
 
 def _is_free(op: ir.Operation) -> bool:
     """Whether recomputing the op costs no more than loading its result: a constant, or a broadcast copy."""
+    if "mlirc.pack" in op.attributes:
+        return False
     body = [st.operation(o) for o in op.regions[0].blocks[0].operations]
     if any(st.owner(v) is not None and st.kind(st.owner(v)) not in ("aux", "view") for v in st.tensors_read(op)):  # type: ignore[arg-type]
         return False
@@ -118,6 +121,8 @@ class _Fusion:
             return "operands of a contraction are stored"
         if st.kind(consumer) == "scatter" and other in self._producers(consumer.operands[0]):
             return "a scatter writes into memory that is filled before"
+        if self._anchored(current) and self._anchored(other):
+            return "two anchors"
         if self._reaches(other, current) or self._reaches(current, other):
             return "a value would leave the kernel and come back"
         window = self._overlaps(consumer, other)
@@ -129,6 +134,9 @@ class _Fusion:
         except Invalid as e:
             return str(e)
         return None
+
+    def _anchored(self, group: int) -> bool:
+        return any(st.kind(op) in ANCHORS for op in self.groups[group])
 
     def _overlaps(self, consumer: ir.Operation, other: int) -> str | None:
         """Producers are not recomputed for every position of a window, nor for every element of a broadcast row."""
@@ -146,17 +154,16 @@ class _Fusion:
 
     def _reaches(self, start: int, goal: int) -> bool:
         """Whether another group depends on `start` and `goal` depends on that one."""
-        stack = []
-        for g in self._inputs(goal):
-            if g != start:
-                stack.append(g)
+        # A group's number is the position of its last op: groups before the first op of `start` cannot depend on it.
+        first = self.position[self.groups[start][0]]
+        stack = [g for g in self._inputs(goal) if g != start and g > first]
         seen = set(stack)
         while stack:
             g = stack.pop()
             if g == start:
                 return True
             for h in self._inputs(g):
-                if h not in seen:
+                if h not in seen and h >= first:
                     seen.add(h)
                     stack.append(h)
         return False

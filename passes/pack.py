@@ -33,15 +33,20 @@ class PackShape:
     pairs: bool = False
 
 
+Packed = dict[tuple[object, ...], ir.Value]
+"""What has been packed, and how: an operand of several contractions (the steps of a recurrent layer) is packed once."""
+
+
 def pack(function: ir.Operation, shape: PackShape) -> None:
     """Rewrite the contractions and convolutions of the function's block."""
     layouts = Layouts(function)
+    packed: Packed = {}
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if st.kind(op) in ("contraction", "convolution"):
-            _pack(op, shape, layouts)
+            _pack(op, shape, layouts, packed)
 
 
-def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts) -> None:
+def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed) -> None:
     maps = st.maps(op)
     out = st.map_dims(maps[2])
     sizes = layouts.shapes.of(op.results[0])
@@ -55,7 +60,7 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts) -> None:
     side = 0 if used[0] else 1
     pair = _pair_loop(op, side, layouts) if shape.pairs else None
     if pair is not None:
-        _blocked(op, side, st.map_dims(maps[side]).index(lane), shape.block, layouts, pair)
+        _blocked(op, side, st.map_dims(maps[side]).index(lane), shape.block, layouts, packed, pair)
         return
     _widen_rows(op, 1 - side, layouts)
     operand = op.operands[side]
@@ -80,7 +85,7 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts) -> None:
             _transpose_only(op, side, at, layouts)
         return
     block = shape.block if extents[at] > shape.block // 2 else shape.block // 2
-    _blocked(op, side, at, block, layouts)
+    _blocked(op, side, at, block, layouts, packed)
 
 
 def _pair_loop(op: ir.Operation, side: int, layouts: Layouts) -> int | None:
@@ -172,7 +177,7 @@ def _transpose_only(op: ir.Operation, side: int, at: int, layouts: Layouts) -> N
     _reread(op, side, copy, [st.maps(op)[side].results[d] for d in order])
 
 
-def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts, pair: int | None = None) -> None:
+def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts, packed: Packed, pair: int | None = None) -> None:
     """[..., n, ...] becomes [..., n / block, (the reduced dims), block], padded with zeros to whole blocks.
 
     With a `pair` loop, it is cut in two: [..., n / block, ..., k / 2, block, 2], and `mlirc.pairs` says so.
@@ -184,29 +189,11 @@ def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts,
     reduced = [d for d in range(len(loops)) if iterators[loops[d]] == "reduction"]  # type: ignore[index]
     batch = [d for d in range(len(loops)) if d != at and d not in reduced]
     reduced.sort(key=lambda d: (loops[d] == pair, loops[d]))  # type: ignore[arg-type, return-value]
-    with ir.InsertionPoint(op), op.location:
-        sizes = _sizes(v, layouts)
-        n = sizes[at]
-        assert isinstance(n, int)
-        if n % block:
-            v = _pad(v, at, -n % block, sizes)
-            n += -n % block
-        order = [*batch, at, *reduced]
-        shape = [n // block if d == at else sizes[d] for d in order] + [block]
-        if pair is not None:
-            shape[-2] = shape[-2] // 2  # type: ignore[operator]
-            shape.append(2)
-        rank = len(shape)
-        dims: list[ir.AffineExpr] = [None] * len(sizes)  # type: ignore[list-item]
-        for k, d in enumerate(order):
-            dims[d] = ir.AffineDimExpr.get(k)
-        dims[at] = _join(dims[at], block, len(order))
-        if pair is not None:
-            dims[order[-1]] = _join(dims[order[-1]], 2, rank - 1)
-        init = builders.empty(shape, builders.element_type(v))
-        maps = [ir.AffineMap.get(rank, 0, dims), builders.identity(rank)]
-        (packed,) = builders.generic([v], [init], maps, "p" * rank, lambda x, _: [x])
-        st.operation(packed.owner).attributes["mlirc.pack"] = ir.UnitAttr.get()
+    order = [*batch, at, *reduced]
+    key = (v, at, tuple(order), block, pair is not None)
+    if key not in packed:
+        with ir.InsertionPoint(op), op.location:
+            packed[key] = _copy_blocked(v, at, order, block, pair is not None, layouts)
     lane = m.results[at]
     size = ir.AffineConstantExpr.get(block)
     exprs = [ir.AffineExpr.get_floor_div(lane, size) if d == at else m.results[d] for d in order]
@@ -216,7 +203,33 @@ def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts,
         exprs.append(ir.AffineExpr.get_mod(exprs[-2], two))
         exprs[-3] = ir.AffineExpr.get_floor_div(exprs[-3], two)
         op.attributes["mlirc.pairs"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), pair)
-    _reread(op, side, packed, exprs)
+    _reread(op, side, packed[key], exprs)
+
+
+def _copy_blocked(v: ir.Value, at: int, order: list[int], block: int, pairs: bool, layouts: Layouts) -> ir.Value:
+    """The copy that `_blocked` reads, dims in the given order."""
+    sizes = _sizes(v, layouts)
+    n = sizes[at]
+    assert isinstance(n, int)
+    if n % block:
+        v = _pad(v, at, -n % block, sizes)
+        n += -n % block
+    shape = [n // block if d == at else sizes[d] for d in order] + [block]
+    if pairs:
+        shape[-2] = shape[-2] // 2  # type: ignore[operator]
+        shape.append(2)
+    rank = len(shape)
+    dims: list[ir.AffineExpr] = [None] * len(sizes)  # type: ignore[list-item]
+    for k, d in enumerate(order):
+        dims[d] = ir.AffineDimExpr.get(k)
+    dims[at] = _join(dims[at], block, len(order))
+    if pairs:
+        dims[order[-1]] = _join(dims[order[-1]], 2, rank - 1)
+    init = builders.empty(shape, builders.element_type(v))
+    maps = [ir.AffineMap.get(rank, 0, dims), builders.identity(rank)]
+    (packed,) = builders.generic([v], [init], maps, "p" * rank, lambda x, _: [x])
+    st.operation(packed.owner).attributes["mlirc.pack"] = ir.UnitAttr.get()
+    return packed
 
 
 def _join(e: ir.AffineExpr, block: int, inner: int) -> ir.AffineExpr:
