@@ -1,0 +1,134 @@
+"""Which ops become one kernel."""
+
+from __future__ import annotations
+
+import re
+
+from mlirc.dialects.mlir import ir
+from mlirc.passes import structure as st
+from mlirc.passes.fuse import fuse
+from mlirc.passes.layouts import Layouts
+from mlirc.tests.passes.graph_text import check, function, generic, matmul, transformed
+
+T, ROW, COLUMN = "tensor<4x8xf32>", "tensor<4xf32>", "tensor<8xf32>"
+SUM = dict(maps=["i, j", "i"], body="arith.addf", iterators="pr", loops="ij", init="0.0")
+
+
+def run(main):
+    fuse(main, Layouts(main).shapes)
+
+
+def groups(text: str) -> dict[str, int]:
+    """Group of each generic by the name of the op in its body."""
+    found: dict[str, int] = {}
+
+    def look(main):
+        run(main)
+        for o in main.regions[0].blocks[0].operations:
+            op = st.operation(o)
+            if "mlirc.group" in op.attributes:
+                names = [st.operation(i).name for i in op.regions[0].blocks[0].operations]
+                found["+".join(n for n in names if n != "linalg.yield") or "copy"] = ir.IntegerAttr(op.attributes["mlirc.group"]).value
+
+    transformed(text, look)
+    return found
+
+
+def together(text: str) -> bool:
+    return len(set(groups(text).values())) == 1
+
+
+def test_softmax_is_one_kernel():
+    body = generic("%m", [("%x", T)], ROW, ["i, j", "i"], "arith.maximumf", "pr", "ij", "0xFF800000")
+    body += generic("%e", [("%x", T), ("%m", ROW)], T, ["i, j", "i", "i, j"], "%s = arith.subf %a0, %a1 : f32\n%o = math.exp %s : f32")
+    body += generic("%n", [("%e", T)], ROW, **SUM)
+    body += generic("%r", [("%e", T), ("%n", ROW)], T, ["i, j", "i", "i, j"], "arith.divf")
+    assert together(function([("%x", T)], body, [("%r", T)]))
+
+
+def test_reductions_over_different_dims_are_two():
+    body = generic("%a", [("%x", T)], ROW, **SUM)
+    body += generic("%b", [("%x", T), ("%a", ROW)], T, ["i, j", "i", "i, j"], "arith.subf")
+    body += generic("%c", [("%b", T)], COLUMN, ["i, j", "j"], "arith.maximumf", "rp", "ij", "0.0")
+    found = groups(function([("%x", T)], body, [("%c", COLUMN)]))
+    assert found["arith.addf"] == found["arith.subf"] != found["arith.maximumf"]
+
+
+def test_the_epilogue_of_a_contraction():
+    types = [("%x", T), ("%w", "tensor<8x16xf32>"), ("%b", "tensor<16xf32>")]
+    wide = "tensor<4x16xf32>"
+    body = generic("%p", [("%x", T)], T, body="math.sin") + matmul("%m", "%p", "%w", 4, 8, 16)
+    body += generic("%a", [("%m", wide), ("%b", "tensor<16xf32>")], wide, ["i, j", "j", "i, j"], "arith.addf")
+    body += generic("%g", [("%a", wide)], wide, body="math.tanh")
+    found = groups(function(types, body, [("%g", wide)]))
+    assert found["arith.mulf+arith.addf"] == found["arith.addf"] == found["math.tanh"] != found["math.sin"]
+    body += generic("%n", [("%g", wide)], ROW, ["i, j", "i"], "arith.maximumf", "pr", "ij", "0.0")
+    found = groups(function(types, body, [("%n", ROW)]))
+    assert found["math.tanh"] != found["arith.maximumf"]
+
+
+def test_the_reason_is_written_down():
+    wide = "tensor<4x16xf32>"
+    body = generic("%p", [("%x", T)], T) + matmul("%m", "%p", "%w", 4, 8, 16)
+    check(
+        function([("%x", T), ("%w", "tensor<8x16xf32>")], body, [("%m", wide)]),
+        run,
+        'CHECK: math.exp\nCHECK: mlirc.kind = "contraction"\nCHECK-SAME: mlirc.unfused = "operands of a contraction are stored"',
+    )
+
+
+def test_around_a_call():
+    """exp -> call -> add(exp): the sum cannot be in the kernel of the exponential."""
+    body = generic("%e", [("%x", T)], T) + f"%c = func.call @aten_0(%e) : ({T}) -> {T}\n" + generic("%r", [("%e", T), ("%c", T)], T, body="arith.addf")
+    found = groups(f"func.func private @aten_0({T}) -> {T}\n" + function([("%x", T)], body, [("%r", T)]))
+    assert found["math.exp"] != found["arith.addf"]
+
+
+def test_around_two_calls():
+    """Groups that are joined by a third op must not depend on each other through a call, in either direction."""
+    call = f"(%{{}}) : ({T}) -> {T}\n"
+    body = generic("%a", [("%x", T)], T) + f"%b = func.call @aten_0{call.format('a')}" + generic("%c", [("%b", T)], T, body="math.sin")
+    body += generic("%d", [("%a", T)], T, body="math.cos") + generic("%e", [("%c", T), ("%d", T)], T, body="arith.addf")
+    found = groups(f"func.func private @aten_0({T}) -> {T}\n" + function([("%x", T)], body, [("%e", T)]))
+    before = {found["math.exp"]}
+    assert found["math.sin"] not in before
+    assert not (found["arith.addf"] == found["math.sin"] == found["math.exp"])
+
+
+def test_around_another_kernel():
+    """exp -> column sums -> sub(exp, sums): the sums are a kernel of their own, and the difference comes after it."""
+    body = generic("%e", [("%x", T)], T)
+    body += generic("%a", [("%e", T)], ROW, **SUM)
+    body += generic("%c", [("%e", T)], COLUMN, ["i, j", "j"], "arith.maximumf", "rp", "ij", "0.0")
+    body += generic("%r", [("%e", T), ("%c", COLUMN), ("%a", ROW)], T, ["i, j", "j", "i", "i, j"], "%s = arith.subf %a0, %a1 : f32\n%o = arith.mulf %s, %a2 : f32")
+    text = function([("%x", T)], body, [("%r", T)])
+    assert len(set(groups(text).values())) > 1
+
+
+def test_writes_are_alone():
+    body = generic("%a", [("%x", T)], T) + generic("%w", [("%a", T)], T, body="math.absf", attributes="mlirc.write = 0 : i32")
+    found = groups(function([("%x", T)], body, [("%w", T)]))
+    assert found["math.exp"] != found["math.absf"]
+
+
+def test_constants_and_broadcasts_are_copied_to_each_user():
+    splat = generic("%k", [], T, body="%o = arith.constant 3.0 : f32")
+    body = splat + generic("%a", [("%x", T), ("%k", T)], T, body="arith.addf") + matmul("%m", "%a", "%w", 4, 8, 8)
+    body += generic("%b", [("%m", "tensor<4x8xf32>"), ("%k", T)], T, body="arith.mulf")
+    text = transformed(function([("%x", T), ("%w", "tensor<8x8xf32>")], body, [("%b", T)]), run)
+    assert len(re.findall(r"3\.0.*f32", text)) == 2
+
+
+def test_padding_and_concatenation_take_their_producers():
+    padded = "tensor<6x8xf32>"
+    body = generic("%a", [("%x", T)], T)
+    body += f"%z = arith.constant 0.0 : f32\n%p = tensor.pad %a low[1, 0] high[1, 0] {{\n^bb0(%i: index, %j: index):\ntensor.yield %z : f32\n}} : {T} to {padded}\n"
+    body += generic("%b", [("%p", padded)], padded, body="math.sin")
+    assert together(function([("%x", T)], body, [("%b", padded)]))
+    body = generic("%a", [("%x", T)], T) + generic("%b", [("%x", T)], T, body="math.sin")
+    body += f"%c = tensor.concat dim(0) %a, %b : ({T}, {T}) -> tensor<8x8xf32>\n"
+    check(
+        function([("%x", T)], body, [("%c", "tensor<8x8xf32>")]),
+        run,
+        "CHECK: mlirc.group = [[G:.*]] : i32\nCHECK: math.exp\nCHECK: mlirc.group = [[G]] : i32\nCHECK: math.sin\nCHECK: tensor.concat {{.*}} {mlirc.group = [[G]] : i32}",
+    )
