@@ -16,7 +16,7 @@ from ..dialects.sizes import parse
 from ..passes.build_plan import HostCall
 from ..runtime.program import Frame
 from .evaluate import evaluator
-from .importer import AtenCall, Slot, TensorSpec
+from .imported import AtenCall, Slot, TensorSpec
 
 
 def tensor_at(address: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -24,7 +24,8 @@ from ..runtime.weights import WeightTable
 from .aten import host_step
 from .decompositions import decompositions
 from .eager import EagerRunner
-from .importer import ImportedGraph, TensorSpec, import_graph
+from .imported import ImportedGraph, TensorSpec
+from .importer import import_graph
 from .registry import LeaveGraph
 from .report import GraphReport, record
 from .runner import Runner

@@ -22,7 +22,8 @@ from ..passes.outline import Kernel
 from ..passes.registry import UserCode, graph_stages, kernel_names, kernel_stages
 from .backend import capture
 from .explain import call, restored
-from .importer import ImportedGraph, TensorSpec, import_graph
+from .imported import ImportedGraph, TensorSpec
+from .importer import import_graph
 from .user_model import UserModel
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.fx
 
 from . import aten
-from .importer import AtenCall, source_of
+from .imported import AtenCall, source_of
 from .report import AtenNode, GraphReport
 
 

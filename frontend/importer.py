@@ -14,9 +14,7 @@ attributes say what Python needs (`ImportedGraph` holds them as data).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -25,81 +23,15 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from ..dialects import builders
-from ..dialects.mlir import arith, func, ir
+from ..dialects.mlir import func, ir
 from ..errors import CompileError
 from . import ops as _ops  # noqa: F401  (registers the lowerings)
 from .dtypes import STORABLE, SUPPORTED, mlir_type
-from .graph_builder import Extent, GraphBuilder, Scalar, T, normal, product, rounded, same
+from .extents import Extent, normal, rounded, same
+from .graph_builder import GraphBuilder, Scalar, T
+from .imported import AtenCall, ImportedGraph, OutputSpec, Slot, TensorSpec, source_of
+from .memory_order import dense, fills, inverse, memory_order, packed, tensor_spec, tensor_strides
 from .registry import LOWERINGS, LeaveGraph, Unsupported
-
-
-@dataclass
-class TensorSpec:
-    """Sizes and strides (integers or expressions, logical order) and dtype of a tensor that Python handles."""
-
-    shape: tuple[Extent, ...]
-    strides: tuple[Extent, ...]
-    dtype: torch.dtype
-
-
-@dataclass
-class OutputSpec:
-    """One output of the graph: a new tensor, a view of another output or that output itself, an input, a number, or None."""
-
-    kind: str  # "tensor" | "view" | "same" | "input" | "number" | "none"
-    tensor: TensorSpec | None = None
-    input: int = -1
-    number: Any = None
-    base: int = -1
-    """The other output; a view shows its memory from element `offset` on."""
-    offset: Extent = 0
-
-
-@dataclass
-class AtenCall:
-    """A node left to ATen. `arguments` is (args, kwargs) with `Slot` in place of tensors and expressions of numbers."""
-
-    name: str
-    target: Any
-    arguments: Any
-    operands: list[TensorSpec]
-    results: list[TensorSpec | None]
-    single: bool
-    reason: str
-    node: str
-    source: str | None
-    seconds: float = 0.0
-    """Spent in this call while `frontend.aten.profiling` was on."""
-
-
-@dataclass(frozen=True)
-class Slot:
-    """The n-th tensor operand of an ATen call."""
-
-    index: int
-
-
-@dataclass
-class ImportedGraph:
-    """The module and what surrounds it.
-
-    `inputs[i]` is what FX placeholder i is: a TensorSpec, or a sympy expression for a SymInt; `constants` are tensors of the
-    graph itself, passed behind the placeholders. The results of `@main` are the outputs of kind "tensor" in order, then one
-    per entry of `writes`: the input position that it overwrites. The first `returned` outputs are those of the FX graph;
-    others are only there to be the memory of views.
-    """
-
-    module: ir.Module
-    inputs: list[TensorSpec | sympy.Expr | None] = field(default_factory=list)
-    symbols: list[sympy.Symbol] = field(default_factory=list)
-    outputs: list[OutputSpec] = field(default_factory=list)
-    writes: list[int] = field(default_factory=list)
-    aten_calls: list[AtenCall] = field(default_factory=list)
-    constants: list[torch.Tensor] = field(default_factory=list)
-    rounded: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
-    """Symbols that stand for expressions of the other ones."""
-    returned: int = 0
-    nodes: int = 0
 
 
 def import_graph(
@@ -159,7 +91,7 @@ class _Importer:
                     self.placeholders[n] = i
                     if isinstance(spec, TensorSpec):
                         memory = T(tensors.pop(0), tuple(spec.shape[d] for d in order), spec.dtype)
-                        self.env[n] = self.b.permute(memory, _inverse(order))
+                        self.env[n] = self.b.permute(memory, inverse(order))
                     else:
                         self.env[n] = Scalar(spec) if isinstance(spec, sympy.Expr) else spec
                 results = []
@@ -214,14 +146,14 @@ class _Importer:
             return value.node.expr, [], {}
         if not isinstance(value, torch.Tensor):
             return value, [], {}
-        spec = _spec(value)
-        order = _memory_order(value)
+        spec = tensor_spec(value)
+        order = memory_order(value)
         attribute = {}
         sizes = [spec.shape[d] for d in order]
         strides = [spec.strides[d] for d in order]
         if any(not isinstance(s, int) for s in sizes):
             attribute["mlirc.sizes"] = _texts(sizes)
-        if not _dense(sizes, strides):
+        if not dense(sizes, strides):
             attribute["mlirc.strides"] = _texts(strides)
         return spec, order, attribute
 
@@ -243,7 +175,7 @@ class _Importer:
                 self.graph.outputs.append(OutputSpec("input", input=self.placeholders[x.args[0]]))  # type: ignore[index]
             else:
                 meta = x.meta["val"]
-                spec = _spec(meta)
+                spec = tensor_spec(meta)
                 if values.index(x) != i:
                     self.graph.outputs.append(OutputSpec("same", base=values.index(x)))
                     continue
@@ -252,8 +184,8 @@ class _Importer:
                     offset = normal(meta.storage_offset()) - normal(values[base].meta["val"].storage_offset())  # type: ignore[operator]
                     self.graph.outputs.append(OutputSpec("view", tensor=spec, base=base, offset=normal(offset)))
                     continue
-                if not _fills(meta, spec):
-                    spec = _packed(meta, _memory_order(meta))
+                if not fills(meta, spec):
+                    spec = packed(meta, memory_order(meta))
                 self.graph.outputs.append(OutputSpec("tensor", tensor=spec))
                 results.append(self._to_memory(self.env[x], meta, spec).value)
         for i, value in self._writes.items():
@@ -277,11 +209,11 @@ class _Importer:
             value = base.meta["val"]
             if base in self.placeholders and self.placeholders[base] not in self._writes:
                 # Parts of an input with gaps between them: views of it, as the strides that the backward graph expects.
-                parts = [x for x in members if x is not base and not _fills(x.meta["val"], _spec(x.meta["val"]))]
+                parts = [x for x in members if x is not base and not fills(x.meta["val"], tensor_spec(x.meta["val"]))]
                 out.update({x: base for x in parts if x.meta["val"].dtype == value.dtype})
-            if base in self.placeholders or not isinstance(self.env.get(base), T) or not _fills(value, _spec(value)):
+            if base in self.placeholders or not isinstance(self.env.get(base), T) or not fills(value, tensor_spec(value)):
                 continue
-            if len(members) > 1 or not all(_fills(x.meta["val"], _spec(x.meta["val"])) for x in members):
+            if len(members) > 1 or not all(fills(x.meta["val"], tensor_spec(x.meta["val"])) for x in members):
                 out.update({x: base for x in members if x.meta["val"].dtype == value.dtype})
         return out
 
@@ -291,7 +223,7 @@ class _Importer:
         if any(repeated):
             sizes = [1 if r else s for s, r in zip(value.shape, repeated)]
             value = self.b.slice(value, [0] * value.rank, sizes, [1] * value.rank)
-        return self.b.permute(value, _memory_order(meta))
+        return self.b.permute(value, memory_order(meta))
 
     # Nodes
 
@@ -317,7 +249,7 @@ class _Importer:
             spec = self.graph.inputs[self.placeholders[target]]
             assert isinstance(spec, TensorSpec)
             value = self.b.expand(self.b.convert(args[1], spec.dtype), spec.shape)
-            self._writes[self.placeholders[target]] = self.b.permute(value, _memory_order(target.meta["val"]))
+            self._writes[self.placeholders[target]] = self.b.permute(value, memory_order(target.meta["val"]))
             return value
         try:
             if n.name in self.force:
@@ -376,8 +308,8 @@ class _Importer:
         for v in metas:
             if isinstance(v, torch.Tensor) and (v.dtype not in STORABLE or v.layout != torch.strided or v.device.type != "cpu"):
                 raise LeaveGraph(f"{n.target} returns a tensor of {v.dtype}, {v.layout}, {v.device}", node=n.format_node())
-        orders = [_memory_order(v) if isinstance(v, torch.Tensor) else [] for v in metas]
-        specs = [_packed(v, order) if isinstance(v, torch.Tensor) else None for v, order in zip(metas, orders)]
+        orders = [memory_order(v) if isinstance(v, torch.Tensor) else [] for v in metas]
+        specs = [packed(v, order) if isinstance(v, torch.Tensor) else None for v, order in zip(metas, orders)]
         if any(s is None and v is not None for s, v in zip(specs, metas)):
             raise LeaveGraph(f"{n.target} returns a number that depends on data", node=n.format_node(), source=source_of(n))
         # What ATen returns is a row-major tensor in memory order, a copy if need be.
@@ -405,7 +337,7 @@ class _Importer:
                 out.append(None)
                 continue
             memory_sizes = tuple(spec.shape[d] for d in order)
-            out.append(self.b.permute(T(left.pop(0), memory_sizes, spec.dtype), _inverse(order)))
+            out.append(self.b.permute(T(left.pop(0), memory_sizes, spec.dtype), inverse(order)))
         return out[0] if single else out
 
     # Details
@@ -449,7 +381,7 @@ def _extents(n: torch.fx.Node) -> list[sympy.Expr]:
     for value in torch.utils._pytree.tree_leaves(n.meta.get("val")):
         extents: list[Any] = []
         if isinstance(value, torch.Tensor):
-            extents = [*value.shape, *_strides(value)]
+            extents = [*value.shape, *tensor_strides(value)]
         elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             extents = [value.node.expr]
         for x in extents:
@@ -486,67 +418,5 @@ def _unbox(x: Any) -> Any:
     return x
 
 
-def _strides(value: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(value.stride()) if value.layout == torch.strided else ()
-
-
-def _spec(value: torch.Tensor) -> TensorSpec:
-    return TensorSpec(
-        tuple(normal(s) for s in value.shape), tuple(normal(s) for s in _strides(value)), value.dtype
-    )
-
-
-def _packed(value: torch.Tensor, order: Sequence[int]) -> TensorSpec:
-    """Sizes, and the strides of memory without gaps in which dims lie in this order."""
-    spec = _spec(value)
-    strides: list[Extent] = [1] * len(order)
-    for k, d in enumerate(order):
-        strides[d] = product([spec.shape[later] for later in order[k + 1 :]])
-    return TensorSpec(spec.shape, tuple(strides), spec.dtype)
-
-
-def _hint(x: Any) -> int:
-    return x if isinstance(x, int) else x.node.hint if isinstance(x, torch.SymInt) else int(x)
-
-
-def _memory_order(value: torch.Tensor) -> list[int]:
-    """Logical dims sorted by falling stride; dims of size one stay where they are."""
-    strides = [_hint(s) for s in value.stride()]
-    moving = [d for d, s in enumerate(value.shape) if not (isinstance(s, int) and s == 1)]
-    ranked = iter(sorted(moving, key=lambda d: (-strides[d], d)))
-    return [next(ranked) if d in moving else d for d in range(value.dim())]
-
-
-def _dense(sizes: Sequence[Extent], strides: Sequence[Extent]) -> bool:
-    """Whether the strides are those of a row-major tensor without gaps."""
-    for d in range(len(sizes)):
-        if not same(sizes[d], 1) and not same(strides[d], product(sizes[d + 1 :])):
-            return False
-    return True
-
-
-def _fills(value: torch.Tensor, spec: TensorSpec) -> bool:
-    """Whether the tensor has memory for each element, next to each other, but for dims that are broadcast."""
-    order = _memory_order(value)
-    real = [d for d in order if not same(spec.strides[d], 0)]
-    return _dense([spec.shape[d] for d in real], [spec.strides[d] for d in real])
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    return [list(order).index(d) for d in range(len(order))]
-
-
 def _texts(values: Sequence[Extent]) -> ir.Attribute:
     return ir.ArrayAttr.get([ir.StringAttr.get(str(v)) for v in values])
-
-
-def source_of(n: torch.fx.Node) -> str | None:
-    """`file:line` of the user's model, from the innermost frame that is not torch's own."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', n.meta.get("stack_trace") or n.stack_trace or "")
-    if not frames:
-        return None
-    path, line = next((f for f in reversed(frames) if "/torch/nn/" not in f[0]), frames[-1])
-    return f"{path}:{line}"
-
-
-__all__ = ["AtenCall", "ImportedGraph", "OutputSpec", "Slot", "TensorSpec", "import_graph", "source_of", "arith"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..driver import CompiledGraph
-from .importer import AtenCall, ImportedGraph
+from .imported import AtenCall, ImportedGraph
 
 
 @dataclass

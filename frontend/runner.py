@@ -13,7 +13,7 @@ from ..errors import CompileError
 from ..runtime.program import Program
 from ..runtime.weights import WeightTable
 from .evaluate import evaluator
-from .importer import ImportedGraph, OutputSpec, TensorSpec
+from .imported import ImportedGraph, OutputSpec, TensorSpec
 from .report import GraphReport
 
 _data_ptr = torch.Tensor.data_ptr

@@ -17,7 +17,8 @@ import torch
 
 from ...dialects.mlir import arith, ir, tensor
 from ..dtypes import compute_dtype
-from ..graph_builder import Extent, GraphBuilder, T, floordiv, normal, same
+from ..extents import Extent, floordiv, normal, same
+from ..graph_builder import GraphBuilder, T
 from ..registry import Unsupported, lowers
 from .padding import extent, pad_or_crop
 from .pointwise import add

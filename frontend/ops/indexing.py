@@ -13,7 +13,8 @@ import torch
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, tensor
 from ..dtypes import cast, compute_dtype, scalar
-from ..graph_builder import GraphBuilder, T, product
+from ..extents import product
+from ..graph_builder import GraphBuilder, T
 from ..registry import Unsupported, lowers
 from . import scalars as s
 from .pointwise import out_shape

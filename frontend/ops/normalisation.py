@@ -9,7 +9,8 @@ import torch
 
 from ...dialects.mlir import arith, ir, math
 from ..dtypes import compute_dtype, scalar
-from ..graph_builder import GraphBuilder, Operand, T, floordiv
+from ..extents import floordiv
+from ..graph_builder import GraphBuilder, Operand, T
 from ..registry import Unsupported, lowers
 from .reductions import centre, count_of, out_dtype, out_shape_of, square_sum
 

@@ -9,7 +9,8 @@ import torch
 
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, tensor
-from ..graph_builder import Extent, GraphBuilder, Scalar, T, normal, same
+from ..extents import Extent, normal, same
+from ..graph_builder import GraphBuilder, Scalar, T
 from ..registry import lowers
 
 aten = torch.ops.aten

@@ -11,7 +11,8 @@ from torch._prims_common import elementwise_dtypes
 
 from ...dialects.mlir import arith, ir, math
 from ..dtypes import compute_dtype, scalar
-from ..graph_builder import GraphBuilder, Operand, Scalar, T, normal
+from ..extents import normal
+from ..graph_builder import GraphBuilder, Operand, Scalar, T
 from ..registry import Unsupported, lowers
 from . import scalars as s
 from .scalars import add, mul, sub

@@ -11,7 +11,8 @@ import torch
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, tensor
 from ..dtypes import cast, compute_dtype, scalar
-from ..graph_builder import Extent, GraphBuilder, Scalar, T, floordiv, normal, product, same
+from ..extents import Extent, floordiv, normal, product, same
+from ..graph_builder import GraphBuilder, Scalar, T
 from ..registry import Unsupported, lowers
 from . import scalars as s
 from .convolution import channels_first, channels_last, pad_spatial

@@ -10,7 +10,8 @@ import torch
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, tensor
 from ..dtypes import cast, compute_dtype, scalar
-from ..graph_builder import Extent, GraphBuilder, T, floordiv, product, same
+from ..extents import Extent, floordiv, product, same
+from ..graph_builder import GraphBuilder, T
 from ..registry import Unsupported, lowers
 from .padding import extent
 from .pointwise import out_shape

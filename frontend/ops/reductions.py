@@ -10,7 +10,8 @@ import torch
 
 from ...dialects.mlir import arith, ir, math
 from ..dtypes import cast, compute_dtype, scalar
-from ..graph_builder import GraphBuilder, Operand, Scalar, T, normal, product
+from ..extents import normal, product
+from ..graph_builder import GraphBuilder, Operand, Scalar, T
 from ..registry import lowers
 from . import scalars as s
 from .pointwise import out_shape

@@ -11,7 +11,8 @@ import torch
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, math, tensor
 from ..dtypes import cast, compute_dtype, scalar
-from ..graph_builder import Extent, GraphBuilder, Scalar, T, floordiv, same
+from ..extents import Extent, floordiv, same
+from ..graph_builder import GraphBuilder, Scalar, T
 from ..registry import Unsupported, lowers
 from .pointwise import out_shape
 

@@ -8,7 +8,8 @@ import torch
 
 from ...dialects import own
 from ..dtypes import compute_dtype, mlir_type
-from ..graph_builder import GraphBuilder, T, product, same
+from ..extents import product, same
+from ..graph_builder import GraphBuilder, T
 from ..registry import lowers
 
 aten = torch.ops.aten

@@ -14,7 +14,8 @@ import torch
 from ...dialects import builders, own
 from ...dialects.mlir import arith, ir
 from ..dtypes import cast, compute_dtype, is_unsigned, scalar
-from ..graph_builder import Extent, GraphBuilder, Operand, Scalar, T, neutral, product, same
+from ..extents import Extent, product, same
+from ..graph_builder import GraphBuilder, Operand, Scalar, T, neutral
 from ..registry import Unsupported, lowers
 from . import scalars as s
 from .indexing import index_layout

@@ -9,7 +9,8 @@ import torch
 
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, tensor
-from ..graph_builder import Extent, GraphBuilder, T, normal, product, same
+from ..extents import Extent, normal, product, same
+from ..graph_builder import GraphBuilder, T
 from ..registry import Unsupported, lowers
 from .padding import extent
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.utils._sympy.functions import Max, Min
 
-from ..graph_builder import Extent, GraphBuilder, T, floordiv, normal, same
+from ..extents import Extent, floordiv, normal, same
+from ..graph_builder import GraphBuilder, T
 from ..registry import lowers
 from .padding import extent
 from .pointwise import out_shape

@@ -1,0 +1,108 @@
+"""Sizes of tensors while a graph is imported: ints, or sympy expressions of Dynamo's symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from ..errors import CompileError
+
+Extent = int | sympy.Expr
+
+
+def product(sizes: Sequence[Extent]) -> Extent:
+    out: Extent = 1
+    for s in sizes:
+        out = out * s
+    return normal(out)
+
+
+rounded: ContextVar[dict[sympy.Expr, sympy.Symbol]] = ContextVar("rounded")
+"""Sizes that are rounded floats (`interpolate` by 1.5) -> the symbols that stand for them while a graph is imported.
+
+Python computes them, once a call: what comes out of a float product depends on its rounding."""
+
+_ROUNDING = ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt")
+
+
+def _symbol_of(expr: sympy.Expr) -> sympy.Symbol:
+    known = rounded.get()
+    return known.setdefault(expr, sympy.Symbol(f"z{len(known)}", integer=True, positive=True))
+
+
+def normal(size: object) -> Extent:
+    """An int where the size is one, else the sympy expression."""
+    if isinstance(size, int):
+        return size
+    if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        size = size.node.expr
+    if isinstance(size, sympy.Expr):
+        if size.is_Integer:
+            return int(size)
+        if size.is_Symbol or rounded.get(None) is None:
+            return size
+        return size.replace(lambda e: type(e).__name__ in _ROUNDING, _symbol_of)
+    return int(size)  # type: ignore[call-overload]
+
+
+def same(a: Extent, b: Extent) -> bool:
+    """Whether two sizes are provably equal."""
+    return a == b or (not (isinstance(a, int) and isinstance(b, int)) and sympy.expand(a - b) == 0)
+
+
+def floordiv(a: Extent, b: Extent) -> Extent:
+    """a // b in the form in which torch writes it, so that equal sizes are seen to be equal."""
+    return a // b if isinstance(a, int) and isinstance(b, int) else normal(FloorDiv(a, b))
+
+
+def regroup(old: Sequence[Extent], new: Sequence[Extent]) -> list[tuple[list[int], list[int]]]:
+    """Match dims of two shapes with the same element count into groups of equal products, as fine as possible."""
+    tail = 0
+    while tail < min(len(old), len(new)) and same(old[-1 - tail], new[-1 - tail]):
+        tail += 1
+    if tail and (tail == len(old)) != (tail == len(new)):  # what is left over on one side needs a partner
+        tail -= 1
+    i, j = len(old) - tail, len(new) - tail
+    return _heads(old[:i], new[:j]) + [([i + k], [j + k]) for k in range(tail)]
+
+
+def _heads(old: Sequence[Extent], new: Sequence[Extent]) -> list[tuple[list[int], list[int]]]:
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) and j < len(new):
+        a, b = [i], [j]
+        pa, pb = old[i], new[j]
+        i, j = i + 1, j + 1
+        while not same(pa, pb):
+            smaller_old = pa < pb if isinstance(pa, int) and isinstance(pb, int) else None
+            if smaller_old is None:  # symbolic: the side whose product divides the other's has to grow
+                quotient = sympy.cancel(pb / pa) if i < len(old) else 0
+                smaller_old = i < len(old) and (j >= len(new) or sympy.denom(quotient) == 1)
+            if smaller_old and i < len(old):
+                a.append(i)
+                pa, i = normal(pa * old[i]), i + 1
+            elif j < len(new):
+                b.append(j)
+                pb, j = normal(pb * new[j]), j + 1
+            elif i < len(old):
+                a.append(i)
+                pa, i = normal(pa * old[i]), i + 1
+            elif isinstance(pa, int) and isinstance(pb, int):
+                raise CompileError(f"cannot view {list(old)} as {list(new)}")
+            else:  # equal, as torch has made sure, in a way that the expressions do not show
+                break
+        groups.append((a, b))
+    for rest, side in ((range(i, len(old)), 0), (range(j, len(new)), 1)):  # trailing unit dims
+        for d in rest:
+            if not groups:
+                return [] if all(same(s, 1) for s in (*old, *new)) else _fail(old, new)
+            groups[-1][side].append(d)
+    return groups
+
+
+def _fail(old: Sequence[Extent], new: Sequence[Extent]) -> list[tuple[list[int], list[int]]]:
+    raise CompileError(f"cannot view {list(old)} as {list(new)}")

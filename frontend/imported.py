@@ -1,0 +1,92 @@
+"""What the importer hands on: the module, and as data what Python needs to call the compiled graph."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+
+from ..dialects.mlir import ir
+from .extents import Extent
+
+
+@dataclass
+class TensorSpec:
+    """Sizes and strides (integers or expressions, logical order) and dtype of a tensor that Python handles."""
+
+    shape: tuple[Extent, ...]
+    strides: tuple[Extent, ...]
+    dtype: torch.dtype
+
+
+@dataclass
+class OutputSpec:
+    """One output of the graph: a new tensor, a view of another output or that output itself, an input, a number, or None."""
+
+    kind: str  # "tensor" | "view" | "same" | "input" | "number" | "none"
+    tensor: TensorSpec | None = None
+    input: int = -1
+    number: Any = None
+    base: int = -1
+    """The other output; a view shows its memory from element `offset` on."""
+    offset: Extent = 0
+
+
+@dataclass
+class AtenCall:
+    """A node left to ATen. `arguments` is (args, kwargs) with `Slot` in place of tensors and expressions of numbers."""
+
+    name: str
+    target: Any
+    arguments: Any
+    operands: list[TensorSpec]
+    results: list[TensorSpec | None]
+    single: bool
+    reason: str
+    node: str
+    source: str | None
+    seconds: float = 0.0
+    """Spent in this call while `frontend.aten.profiling` was on."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The n-th tensor operand of an ATen call."""
+
+    index: int
+
+
+@dataclass
+class ImportedGraph:
+    """The module and what surrounds it.
+
+    `inputs[i]` is what FX placeholder i is: a TensorSpec, or a sympy expression for a SymInt; `constants` are tensors of the
+    graph itself, passed behind the placeholders. The results of `@main` are the outputs of kind "tensor" in order, then one
+    per entry of `writes`: the input position that it overwrites. The first `returned` outputs are those of the FX graph;
+    others are only there to be the memory of views.
+    """
+
+    module: ir.Module
+    inputs: list[TensorSpec | sympy.Expr | None] = field(default_factory=list)
+    symbols: list[sympy.Symbol] = field(default_factory=list)
+    outputs: list[OutputSpec] = field(default_factory=list)
+    writes: list[int] = field(default_factory=list)
+    aten_calls: list[AtenCall] = field(default_factory=list)
+    constants: list[torch.Tensor] = field(default_factory=list)
+    rounded: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
+    """Symbols that stand for expressions of the other ones."""
+    returned: int = 0
+    nodes: int = 0
+
+
+def source_of(n: torch.fx.Node) -> str | None:
+    """`file:line` of the user's model, from the innermost frame that is not torch's own."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', n.meta.get("stack_trace") or n.stack_trace or "")
+    if not frames:
+        return None
+    path, line = next((f for f in reversed(frames) if "/torch/nn/" not in f[0]), frames[-1])
+    return f"{path}:{line}"
