@@ -1,0 +1,68 @@
+"""What is decided for a kernel, by shape and target."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlirc.passes.strategy import ContractionStrategy, LoopStrategy
+from mlirc.tests.lowering.test_to_llvm import filecheck
+from mlirc.tests.passes.graph_text import generic, matmul
+from mlirc.tests.passes.vectorize.kernels import kernel, stages, strategy
+
+
+def elementwise(n: int, m: int, kind: str = "f32", maps=None) -> str:
+    t = f"tensor<{n}x{m}x{kind}>"
+    return kernel([("%x", t)], generic("%r", [("%x", t)], t, maps, body="math.exp"), [("%r", t)], [[m, 1]])
+
+
+def row_sums(n: int, m: int) -> str:
+    t, row = f"tensor<{n}x{m}xf32>", f"tensor<{n}xf32>"
+    return kernel([("%x", t)], generic("%r", [("%x", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0"), [("%r", row)], [[1]])
+
+
+def product(m: int, k: int, n: int) -> str:
+    arguments = [("%x", f"tensor<{m}x{k}xf32>"), ("%w", f"tensor<{k}x{n}xf32>")]
+    return kernel(arguments, matmul("%r", "%x", "%w", m, k, n), [("%r", f"tensor<{m}x{n}xf32>")], [[n, 1]])
+
+
+@pytest.mark.parametrize("target,lanes", [("x86-64-v2", 4), ("x86-64-v3", 8), ("x86-64-v4", 16), ("sapphirerapids", 16)])
+def test_lanes_follow_the_target(target, lanes):
+    assert strategy(elementwise(30, 70), target).lanes == lanes
+    assert strategy(product(30, 40, 70), target).lanes == lanes
+    assert strategy(elementwise(30, 70, "f64"), target).lanes == max(lanes // 2, 4)
+
+
+def test_dims_that_lie_together_are_one_loop():
+    s = strategy(elementwise(30, 70))
+    assert isinstance(s, LoopStrategy) and list(s.merged.values()) == [2100]
+    strided = kernel([("%x", "tensor<30x70xf32>")], generic("%r", [("%x", "tensor<30x70xf32>")], "tensor<30x70xf32>"), [("%r", "tensor<30x70xf32>")], [[100, 1]])
+    assert not strategy(strided).merged  # type: ignore[union-attr]
+
+
+def test_lanes_run_along_what_is_contiguous():
+    s = strategy(row_sums(30, 70))
+    assert isinstance(s, LoopStrategy) and s.lane in s.inner
+    t, column = "tensor<30x70xf32>", "tensor<70xf32>"
+    columns = kernel([("%x", t)], generic("%r", [("%x", t)], column, ["i, j", "j"], "arith.addf", "rp", "ij", "0.0"), [("%r", column)], [[1]])
+    s = strategy(columns)
+    assert isinstance(s, LoopStrategy) and s.lane not in s.inner
+
+
+def test_small_kernels_stay_on_one_thread():
+    """The grain is the number of parallel iterations below which one thread does it all."""
+    small, large = strategy(row_sums(4, 8)), strategy(row_sums(4096, 4096))
+    assert small.grain > 4 and large.grain < 100
+
+
+def test_tiles_fit_the_registers():
+    for target, registers in (("x86-64-v3", 16), ("x86-64-v4", 32)):
+        for m, k, n in ((1, 64, 64), (7, 64, 64), (512, 512, 512), (14, 64, 16), (33, 5, 1000)):
+            s = strategy(product(m, k, n), target)
+            assert isinstance(s, ContractionStrategy)
+            assert s.rows * s.columns + s.columns < registers
+            assert s.rows <= max(m, 1)
+
+
+def test_it_is_written_on_the_kernel():
+    filecheck(stages(elementwise(30, 70))["strategy"], 'CHECK: func.func @kernel\nCHECK-SAME: mlirc.strategy = "{{.*}}lanes=16{{.*}}kind=loops')
+    filecheck(stages(product(30, 40, 70))["strategy"], "CHECK: mlirc.strategy = {{.*}}rows={{[0-9]+}}{{.*}}kind=contraction")

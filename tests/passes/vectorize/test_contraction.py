@@ -1,0 +1,99 @@
+"""Contractions and convolutions, against numpy, for all kinds of sizes and operand layouts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlirc.tests.passes.graph_text import generic
+from mlirc.tests.passes.vectorize.kernels import built, kernel, padded, untouched
+
+rng = np.random.default_rng(0)
+PRODUCT = "%p = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %p : f32"
+SIZES = [(1, 1, 1), (1, 7, 3), (2, 33, 65), (3, 5, 17), (7, 16, 32), (15, 3, 70), (33, 17, 5), (64, 64, 48), (5, 130, 1)]
+
+
+def arrays(*shapes):
+    return [rng.standard_normal(s).astype(np.float32) for s in shapes]
+
+
+def close(got, expected):
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+LAYOUTS = {"nn": ("i, k", "k, j"), "nt": ("i, k", "j, k"), "tn": ("k, i", "k, j"), "tt": ("k, i", "j, k")}
+
+
+@pytest.mark.parametrize("layout,target", [*((x, "host") for x in LAYOUTS), ("nn", "x86-64-v3"), ("nt", "x86-64-v3")])
+@pytest.mark.parametrize("m,k,n", SIZES)
+def test_matmul(m, k, n, layout, target):
+    at, bt = layout[0] == "t", layout[1] == "t"
+    a_type, b_type, out = f"tensor<{k if at else m}x{m if at else k}xf32>", f"tensor<{n if bt else k}x{k if bt else n}xf32>", f"tensor<{m}x{n}xf32>"
+    body = generic("%r", [("%a", a_type), ("%b", b_type)], out, [*LAYOUTS[layout], "i, j"], PRODUCT, "ppr", "ijk", "0.0", "contraction")
+    body += generic("%g", [("%r", out), ("%c", f"tensor<{n}xf32>")], out, ["i, j", "j", "i, j"], "arith.addf")
+    run = built(kernel([("%a", a_type), ("%b", b_type), ("%c", f"tensor<{n}xf32>")], body, [("%g", out)], [[n, 1]]), target)
+    a, b, c = arrays((m, k), (k, n), n)
+    got = padded(np.zeros((m, n), np.float32), 3)
+    assert run(np.ascontiguousarray(a.T) if at else a, np.ascontiguousarray(b.T) if bt else b, c, got) == 0
+    close(got, a @ b + c)
+    assert untouched(got, 3)
+
+
+def test_batches():
+    a_type, b_type, out = "tensor<3x5x9xf32>", "tensor<3x9x20xf32>", "tensor<3x5x20xf32>"
+    body = generic("%r", [("%a", a_type), ("%b", b_type)], out, ["b, i, k", "b, k, j", "b, i, j"], PRODUCT, "pppr", "bijk", "0.0", "contraction")
+    run = built(kernel([("%a", a_type), ("%b", b_type)], body, [("%r", out)], [[100, 20, 1]]))
+    a, b = arrays((3, 5, 9), (3, 9, 20))
+    got = padded(np.zeros((3, 5, 20), np.float32))
+    assert run(a, b, got) == 0
+    close(got, a @ b)
+    assert untouched(got)
+
+
+@pytest.mark.parametrize("stride,channels,outputs", [(1, 3, 5), (2, 16, 33), (1, 1, 64)])
+def test_convolutions(stride, channels, outputs):
+    h = w = 7
+    oh = (h - 3) // stride + 1
+    x_type, w_type, out = f"tensor<2x{h}x{w}x{channels}xf32>", f"tensor<3x3x{channels}x{outputs}xf32>", f"tensor<2x{oh}x{oh}x{outputs}xf32>"
+    maps = [f"b, y * {stride} + u, x * {stride} + v, c", "u, v, c, o", "b, y, x, o"]
+    body = generic("%r", [("%x", x_type), ("%w", w_type)], out, maps, PRODUCT, "pppprrr", "byxouvc", "0.0", "convolution")
+    body += generic("%g", [("%r", out)], out, body="math.absf")
+    run = built(kernel([("%x", x_type), ("%w", w_type)], body, [("%g", out)], [[oh * oh * outputs, oh * outputs, outputs, 1]]))
+    x, weight = arrays((2, h, w, channels), (3, 3, channels, outputs))
+    got = padded(np.zeros((2, oh, oh, outputs), np.float32))
+    assert run(x, weight, got) == 0
+    expected = np.zeros((2, oh, oh, outputs))
+    for u in range(3):
+        for v in range(3):
+            expected += x[:, u : u + stride * oh : stride, v : v + stride * oh : stride] @ weight[u, v].astype(np.float64)
+    close(got, np.abs(expected))
+    assert untouched(got)
+
+
+def test_sizes_as_arguments():
+    a_type, b_type, out = "tensor<?x?xf32>", "tensor<?x?xf32>", "tensor<?x?xf32>"
+    body = generic("%r", [("%a", a_type), ("%b", b_type)], out, ["i, k", "k, j", "i, j"], PRODUCT, "ppr", "ijk", "0.0", "contraction")
+    body = body.replace("tensor.empty()", "tensor.empty(%m, %n)")
+    named = {f"%{c}": f'mlirc.name = "{c}"' for c in "mkn"}
+    named["%a"] = 'mlirc.sizes = ["m", "k"], mlirc.strides = ["k", "1"]'
+    named["%b"] = 'mlirc.sizes = ["k", "n"], mlirc.strides = ["n", "1"]'
+    arguments = [("%a", a_type), ("%b", b_type), ("%m", "index"), ("%k", "index"), ("%n", "index")]
+    run = built(kernel(arguments, body, [("%r", out)], [["n", "1"]], named))
+    for m, k, n in [*SIZES, (0, 3, 4), (3, 0, 4), (3, 4, 0)]:
+        a, b = arrays((m, k), (k, n))
+        got = padded(np.ones((m, n), np.float32))
+        assert run(a, b, m, k, n, got) == 0
+        close(got, a @ b)
+        assert untouched(got)
+
+
+def test_the_product_itself_is_stored_too():
+    a_type, b_type, out = "tensor<5x9xf32>", "tensor<9x20xf32>", "tensor<5x20xf32>"
+    body = generic("%r", [("%a", a_type), ("%b", b_type)], out, ["i, k", "k, j", "i, j"], PRODUCT, "ppr", "ijk", "0.0", "contraction")
+    body += generic("%g", [("%r", out), ("%r", out)], out, body="arith.mulf")
+    run = built(kernel([("%a", a_type), ("%b", b_type)], body, [("%r", out), ("%g", out)], [[20, 1], [20, 1]]))
+    a, b = arrays((5, 9), (9, 20))
+    first, second = np.zeros((5, 20), np.float32), np.zeros((5, 20), np.float32)
+    assert run(a, b, first, second) == 0
+    close(first, a @ b)
+    close(second, (a @ b) ** 2)

@@ -1,0 +1,183 @@
+"""Kernels of elementwise ops and reductions, against numpy, for all kinds of sizes; nothing is written outside the result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlirc.lowering.target import Target
+from mlirc.tests.passes.graph_text import generic
+from mlirc.tests.passes.vectorize.kernels import built, kernel, padded, stages, untouched
+
+TARGETS = ["x86-64-v3", "host"]
+SIZES = [(1, 1), (3, 5), (17, 33), (2, 70), (70, 2), (16, 64), (5, 1000)]
+rng = np.random.default_rng(0)
+
+
+def arrays(*shapes, dtype=np.float32):
+    return [rng.standard_normal(s).astype(dtype) for s in shapes]
+
+
+def softmax(t: str, row: str) -> str:
+    body = generic("%m", [("%x", t)], row, ["i, j", "i"], "arith.maximumf", "pr", "ij", "0xFF800000")
+    body += generic("%e", [("%x", t), ("%m", row)], t, ["i, j", "i", "i, j"], "%s = arith.subf %a0, %a1 : f32\n%o = math.exp %s : f32")
+    body += generic("%n", [("%e", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
+    return body + generic("%r", [("%e", t), ("%n", row)], t, ["i, j", "i", "i, j"], "arith.divf")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("n,m", SIZES)
+def test_softmax(n, m, target):
+    t, row = f"tensor<{n}x{m}xf32>", f"tensor<{n}xf32>"
+    run = built(kernel([("%x", t)], softmax(t, row), [("%r", t), ("%m", row)], [[m, 1], [1]]), target)
+    (x,) = arrays((n, m))
+    y, maxima = padded(np.zeros((n, m), np.float32)), padded(np.zeros(n, np.float32))
+    assert run(x, y, maxima) == 0
+    e = np.exp(x - x.max(1, keepdims=True))
+    np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_array_equal(maxima, x.max(1))
+    assert untouched(y) and untouched(maxima)
+
+
+def test_softmax_with_sizes_as_arguments():
+    t, row = "tensor<?x?xf32>", "tensor<?xf32>"
+    body = softmax(t, row)
+    for name, sizes in (("%em", "%n"), ("%ee", "%n, %c"), ("%en", "%n"), ("%er", "%n, %c")):
+        body = body.replace(f"{name} = tensor.empty()", f"{name} = tensor.empty({sizes})")
+    body = body.replace("%n = linalg", "%q = linalg").replace("ins(%e, %n :", "ins(%e, %q :")
+    named = {"%x": 'mlirc.sizes = ["a", "b"], mlirc.strides = ["c", "1"]', "%n": 'mlirc.name = "a"', "%c": 'mlirc.name = "b"', "%step": 'mlirc.name = "c"'}
+    text = kernel([("%x", t), ("%n", "index"), ("%c", "index"), ("%step", "index")], body, [("%r", t)], [["b", "1"]], named)
+    run = built(text)
+    for n, m in [*SIZES, (0, 5), (4, 0)]:
+        (whole,) = arrays((n, m + 3))
+        y = padded(np.zeros((n, m), np.float32))
+        assert run(whole, n, m, m + 3, y) == 0
+        x = whole[:, :m]
+        if n and m:
+            e = np.exp(x - x.max(1, keepdims=True))
+            np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=1e-5)
+        assert untouched(y)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("n,m", SIZES)
+def test_transposed_operand(n, m, target):
+    t, s = f"tensor<{n}x{m}xf32>", f"tensor<{m}x{n}xf32>"
+    body = generic("%r", [("%x", t), ("%y", s)], t, ["i, j", "j, i", "i, j"], "arith.addf")
+    run = built(kernel([("%x", t), ("%y", s)], body, [("%r", t)], [[m, 1]]), target)
+    x, y = arrays((n, m), (m, n))
+    out = padded(np.zeros((n, m), np.float32))
+    assert run(x, y, out) == 0
+    np.testing.assert_array_equal(out, x + y.T)
+    assert untouched(out)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("n,m", SIZES)
+def test_column_sums(n, m, target):
+    t, column = f"tensor<{n}x{m}xf32>", f"tensor<{m}xf32>"
+    body = generic("%r", [("%x", t)], column, ["i, j", "j"], "arith.addf", "rp", "ij", "0.5")
+    run = built(kernel([("%x", t)], body, [("%r", column)], [[1]]), target)
+    (x,) = arrays((n, m))
+    out = padded(np.zeros(m, np.float32))
+    assert run(x, out) == 0
+    np.testing.assert_allclose(out, x.sum(0) + 0.5, rtol=1e-4, atol=1e-4)
+    assert untouched(out)
+
+
+@pytest.mark.parametrize("dtype,name", [(np.float64, "f64"), (np.float16, "f16"), (np.int8, "i8"), (np.int16, "i16"), (np.int64, "i64")])
+def test_types(dtype, name):
+    add = "arith.addf" if np.issubdtype(dtype, np.floating) else "arith.addi"
+    for n, m in ((3, 5), (7, 100)):
+        t = f"tensor<{n}x{m}x{name}>"
+        run = built(kernel([("%x", t), ("%y", t)], generic("%r", [("%x", t), ("%y", t)], t, body=add), [("%r", t)], [[m, 1]]))
+        x, y = ((10 * a).astype(dtype) for a in arrays((n, m), (n, m)))
+        out = padded(np.zeros((n, m), dtype))
+        assert run(x, y, out) == 0
+        np.testing.assert_array_equal(out, x + y)
+        assert untouched(out)
+
+
+def test_bool_is_a_byte():
+    t, b = "tensor<37xf32>", "tensor<37xi1>"
+    body = generic("%p", [("%x", t), ("%y", t)], b, body="%o = arith.cmpf olt, %a0, %a1 : f32") + generic("%r", [("%p", b), ("%q", b)], b, body="arith.xori")
+    run = built(kernel([("%x", t), ("%y", t), ("%q", b)], body, [("%r", b)], [[1]]))
+    x, y = arrays(37, 37)
+    q = rng.integers(0, 2, 37).astype(np.uint8)
+    out = padded(np.zeros(37, np.uint8))
+    assert run(x, y, q, out) == 0
+    np.testing.assert_array_equal(out, (x < y) ^ (q != 0))
+    assert untouched(out)
+
+
+def test_results_with_strides():
+    """A write into a view: gaps between the elements stay as they are."""
+    t = "tensor<5x7xf32>"
+    run = built(kernel([("%x", t)], generic("%r", [("%x", t)], t, body="arith.negf"), [("%r", t)], [[30, 2]]))
+    (x,) = arrays((5, 7))
+    whole = np.full((5, 30), 77, np.float32)
+    assert run(x, whole) == 0
+    np.testing.assert_array_equal(whole[:, :14:2], -x)
+    whole[:, :14:2] = 77
+    assert (whole == 77).all()
+
+
+def test_padding_and_windows():
+    t, p = "tensor<5x7xf32>", "tensor<8x10xf32>"
+    body = f"%z = arith.constant 9.0 : f32\n%p = tensor.pad %x low[1, 2] high[2, 1] {{\n^bb0(%i: index, %j: index):\ntensor.yield %z : f32\n}} : {t} to {p}\n"
+    body += generic("%r", [("%p", p)], p, body="arith.negf")
+    run = built(kernel([("%x", t)], body, [("%r", p)], [[10, 1]]))
+    (x,) = arrays((5, 7))
+    out = padded(np.zeros((8, 10), np.float32))
+    assert run(x, out) == 0
+    np.testing.assert_array_equal(out, -np.pad(x, ((1, 2), (2, 1)), constant_values=9))
+    assert untouched(out)
+
+
+def test_concatenation():
+    parts = ["tensor<4x3xf32>", "tensor<4x33xf32>", "tensor<4x1xf32>"]
+    whole = "tensor<4x37xf32>"
+    body = generic("%b", [("%y", parts[1])], parts[1], body="arith.negf") + f"%r = tensor.concat dim(1) %x, %b, %z : ({', '.join(parts)}) -> {whole}\n"
+    run = built(kernel(list(zip(("%x", "%y", "%z"), parts)), body, [("%r", whole)], [[37, 1]]))
+    x, y, z = arrays((4, 3), (4, 33), (4, 1))
+    out = padded(np.zeros((4, 37), np.float32))
+    assert run(x, y, z, out) == 0
+    np.testing.assert_array_equal(out, np.concatenate([x, -y, z], 1))
+    assert untouched(out)
+
+
+def test_assertions_set_the_status():
+    t, i = "tensor<40xf32>", "tensor<37xi64>"
+    gather = """
+        %n = arith.constant 40 : index
+        %i = arith.index_cast %a0 : i64 to index
+        %ok = arith.cmpi ult, %i, %n : index
+        cf.assert %ok, "IndexError: index out of range"
+        %zero = arith.constant 0 : index
+        %j = arith.select %ok, %i, %zero : index
+        %o = tensor.extract %x[%j] : tensor<40xf32>"""
+    body = generic("%r", [("%y", i)], "tensor<37xf32>", body=gather)
+    run = built(kernel([("%x", t), ("%y", i)], body, [("%r", "tensor<37xf32>")], [[1]]))
+    (x,) = arrays(40)
+    y = rng.integers(0, 40, 37)
+    out = padded(np.zeros(37, np.float32))
+    assert run(x, y, out) == 0
+    np.testing.assert_array_equal(out, x[y])
+    for place, bad in ((0, 40), (36, -1), (20, 1 << 50)):
+        wrong = y.copy()
+        wrong[place] = bad
+        assert run(x, wrong, out) == 1
+    assert untouched(out)
+
+
+def test_vectors_and_masks_in_the_text():
+    """Full vectors in the loop, one mask for the rest, no loop over single elements."""
+    t = "tensor<100xf32>"
+    text = kernel([("%x", t)], generic("%r", [("%x", t)], t, body="arith.negf"), [("%r", t)], [[1]])
+    vector = stages(text, "x86-64-v4")["vector"]
+    assert "vector<16xf32>" in vector and "vector.maskedstore" in vector and "memref.store" not in vector
+    assert "vector<8xf32>" in stages(text, "x86-64-v3")["vector"]
+
+
+def test_host_is_tested_with_its_own_vectors():
+    assert Target.parse("host").vector_bits >= 128
