@@ -86,8 +86,12 @@ def generic(
         ir.ArrayAttr.get([ir.Attribute.parse(_ITERATORS[c]) for c in iterators]),
     )
     block = op.regions[0].blocks.append(*(element_type(v) for v in (*inputs, *inits)))
-    with ir.InsertionPoint(block):
-        linalg.YieldOp(list(body(*block.arguments)))
+    try:
+        with ir.InsertionPoint(block):
+            linalg.YieldOp(list(body(*block.arguments)))
+    except Exception:
+        op.operation.erase()  # a body without its end would make the whole module invalid
+        raise
     if kind is not None:
         op.operation.attributes["mlirc.kind"] = ir.StringAttr.get(kind)
     return list(op.results)
