@@ -21,11 +21,11 @@ from typing import Any
 from .mlir import ext, ir
 
 
-class Mlirc(ext.Dialect, name="mlirc"):
+class Mlirc(ext.Dialect, name="mlirc"):  # type: ignore[call-arg]
     pass
 
 
-class ScatterOp(Mlirc.Operation, name="scatter"):
+class ScatterOp(Mlirc.Operation, name="scatter"):  # type: ignore[call-arg, name-defined]
     init: ext.Operand[Any]
     updates: ext.Operand[Any]
     indices: Sequence[ext.Operand[Any]]
@@ -35,7 +35,7 @@ class ScatterOp(Mlirc.Operation, name="scatter"):
     result: ext.Result[Any]
 
 
-class ScanOp(Mlirc.Operation, name="scan"):
+class ScanOp(Mlirc.Operation, name="scan"):  # type: ignore[call-arg, name-defined]
     x: ext.Operand[Any]
     dim: Any
     combine: Any

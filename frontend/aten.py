@@ -47,6 +47,10 @@ def is_profiling() -> bool:
     return _profilers > 0
 
 
+_ROW_MAJOR = frozenset((torch.ops.aten.mkldnn_rnn_layer.default,))
+"""Ops that take the strides of their operands for granted. (A copy in the graph does not fix them: it may go.)"""
+
+
 def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol] = ()) -> Callable[[Frame], None]:
     """The function that the program calls in place of a native step. `symbols` are those of the plan's sizes, in order."""
     operands = [(o.pointer, o.shape, o.strides, spec.dtype) for o, spec in zip(planned.operands, call.operands)]
@@ -71,13 +75,15 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
             tensor_at(frame.address(p), [frame.size(s) for s in shape], [frame.size(s) for s in strides], dtype)
             for p, shape, strides, dtype in operands
         ]
+        if target in _ROW_MAJOR:
+            tensors = [t.contiguous() for t in tensors]
         left = iter(compute(frame.sizes)) if compute else iter(())
         values = [tensors[x.index] if isinstance(x, Slot) else next(left) if isinstance(x, sympy.Basic) else x for x in leaves]
         args, kwargs = pytree.tree_unflatten(values, tree)
         got = target(*args, **kwargs)
         results = [got] if call.single else got
         for result, place in zip(results, outputs):
-            if place is None:
+            if place is None or result is None:  # None: a result that the graph describes and the op does not make
                 continue
             slot, spec = place
             strides = tuple(frame.size(s) for s in spec.strides)

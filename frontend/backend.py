@@ -26,12 +26,14 @@ from .decompositions import decompositions
 from .eager import EagerRunner
 from .imported import ImportedGraph, TensorSpec
 from .importer import import_graph
+from .recurrent import let_dynamo_trace_layers, replace_layers
 from .registry import LeaveGraph
 from .report import GraphReport, record
 from .runner import Runner
 
 log.register()
 logger = log.get_logger("backend")
+let_dynamo_trace_layers()
 
 
 def mlirc(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Any = None) -> Any:
@@ -47,6 +49,7 @@ def mlirc(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str 
 
 def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compiler: Callable[..., Any]) -> Any:
     """AOTAutograd as mlirc wants it: `compiler(gm, inputs, direction=...)` gets functional ATen graphs."""
+    replace_layers(gm)
     return aot_autograd(
         fw_compiler=functools.partial(compiler, direction="forward"),
         bw_compiler=functools.partial(compiler, direction="backward"),

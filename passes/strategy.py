@@ -173,7 +173,8 @@ def _scatter(kernel: KernelFunction, target: Target) -> LoopStrategy:
     """Threads and lanes share what no two updates can collide in; lanes only where the result is contiguous."""
     op, d = kernel.domain.anchor, kernel.domain
     assert op is not None
-    steps, sizes, merged = _stored_steps(kernel), list(d.sizes), {}
+    steps, sizes = _stored_steps(kernel), list(d.sizes)
+    merged: dict[int, int] = {}
     free = [c for t in own.free_loops(op) if (c := d.loops[op][t]) is not None]
     ordered = [c for c in d.rows if c not in free]
     free = _merge(free, kernel.accesses, sizes, merged)

@@ -12,6 +12,7 @@ from . import (  # noqa: F401
     pointwise,
     pooling,
     rearranging,
+    recurrent,
     reductions,
     resampling,
     scans,

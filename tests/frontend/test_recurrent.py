@@ -1,0 +1,168 @@
+"""nn.LSTM, nn.GRU and nn.RNN: whole in the graph, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from mlirc.frontend.recurrent import recurrent, recurrent_backward
+from mlirc.tests.frontend.compare import kernels, left_to_aten, replica
+
+R = torch.randn
+KINDS = [("LSTM", {}), ("GRU", {}), ("RNN", {}), ("RNN", {"nonlinearity": "relu"})]
+
+
+class Net(nn.Module):
+    def __init__(self, kind="LSTM", **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = getattr(nn, kind)(8, 20, **options)
+
+    def forward(self, x, *state):
+        return self.layer(x, *state)
+
+
+def gradients(net, compiled, *args):
+    """Outputs, and gradients of everything, after `compiled`."""
+    args = replica(args)
+    leaves = [t for t in torch.utils._pytree.tree_leaves(args) if t.requires_grad] + list(net.parameters())
+    out = torch.utils._pytree.tree_leaves(compiled(*args))
+    loss = sum((v.double() * torch.arange(v.numel()).view(v.shape).sin()).sum() for v in out)
+    return out, torch.autograd.grad(loss, leaves)
+
+
+def infer(net, *args, compiled=None, **tolerance):
+    """Without gradients; nothing is left to ATen."""
+    if compiled is None:
+        torch._dynamo.reset()
+        counters.clear()
+        compiled = torch.compile(net, backend="mlirc", fullgraph=True, options={"strict": True})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*args), net(*args), **tolerance)
+    assert not left_to_aten()
+
+
+def train(net, *args, **kwargs):
+    torch._dynamo.reset()
+    compiled = torch.compile(net, backend="mlirc", fullgraph=True, options={"strict": True}, **kwargs)
+    torch.testing.assert_close(gradients(net, compiled, *args), gradients(net, net, *args), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind,options", KINDS)
+def test_inference(kind, options):
+    net = Net(kind, num_layers=2, bidirectional=True, batch_first=True, **options).eval()
+    infer(net, R(3, 7, 8))
+
+
+@pytest.mark.parametrize("kind,options", KINDS)
+def test_training(kind, options):
+    train(Net(kind, bidirectional=True, **options), R(4, 3, 8))
+    state = R(1, 3, 20).requires_grad_()
+    state = (state, R(1, 3, 20).requires_grad_()) if kind == "LSTM" else state
+    train(Net(kind, bias=False, **options), R(4, 3, 8).requires_grad_(), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_dtypes(dtype):
+    for kind in ("LSTM", "GRU"):
+        infer(Net(kind).to(dtype), R(5, 3, 8).to(dtype), **({"rtol": 0.01, "atol": 0.01} if dtype == torch.bfloat16 else {}))
+
+
+def test_unbatched_and_projected():
+    infer(Net(), R(5, 8))
+    infer(Net(proj_size=6), R(5, 3, 8))
+    train(Net(proj_size=6), R(4, 3, 8))
+
+
+def test_packed_sequences():
+    class Packed(Net):
+        def forward(self, x, lengths):
+            y, _ = self.layer(pack_padded_sequence(x, lengths, enforce_sorted=False))
+            return pad_packed_sequence(y)[0]
+
+    net = Packed().eval()
+    x, lengths = R(7, 3, 8), torch.tensor([7, 2, 5])
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(net, backend="mlirc")(x, lengths), net(x, lengths))
+
+
+def test_steps_share_their_kernels():
+    """The compiler's work does not grow with the number of steps."""
+    counts = []
+    for steps in (3, 12):
+        infer(Net("GRU"), R(steps, 3, 8))
+        counts.append(len(kernels()))
+    assert counts[1] <= counts[0] + 1, counts
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(40, 12)
+        self.layer = nn.LSTM(12, 16, bidirectional=True, batch_first=True)
+        self.tags = nn.Linear(32, 9)
+
+    def forward(self, x):
+        return self.tags(self.layer(self.words(x))[0])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_tagger(dynamic):
+    net = Tagger().eval()
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(net, backend="mlirc", dynamic=dynamic, fullgraph=True, options={"strict": True})
+    with torch.no_grad():
+        for shape in ((2, 9), (3, 9), (2, 5)):
+            x = torch.randint(0, 40, shape)
+            torch.testing.assert_close(compiled(x), net(x))
+    if dynamic:  # one graph, in which oneDNN walks over the steps
+        assert left_to_aten() == ["aten.mkldnn_rnn_layer.default"] and counters["stats"]["unique_graphs"] == 1
+    else:
+        assert not left_to_aten()
+
+
+def test_training_a_tagger():
+    nets = [Tagger(), Tagger()]
+    compiled = torch.compile(nets[1], backend="mlirc", options={"strict": True})
+    steps = [torch.optim.SGD(n.parameters(), 0.5) for n in nets]
+    x, y = torch.randint(0, 40, (4, 10)), torch.randint(0, 9, (4, 10))
+    for _ in range(5):
+        losses = []
+        for net, step in zip((nets[0], compiled), steps):
+            step.zero_grad()
+            loss = nn.functional.cross_entropy(net(x).flatten(0, 1), y.flatten())
+            loss.backward()
+            step.step()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_other_backends_can_train_too():
+    """They see recurrent layers once ours has been imported."""
+    net = Net()
+    compiled = torch.compile(net, backend="aot_eager")
+    x = R(5, 3, 8)
+    torch.testing.assert_close(gradients(net, compiled, x), gradients(net, net, x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "tanh", "relu"])
+def test_ops_in_eager_mode(kind):
+    """What runs if a graph is left to ATen: the ops' own gradients, by finite differences."""
+    gates = {"lstm": 4, "gru": 3}.get(kind, 1)
+    d = torch.float64
+    inputs = [R(3, 2, gates * 5, dtype=d), R(gates * 5, 5, dtype=d), R(gates * 5, dtype=d) if kind == "gru" else None, R(2, 5, dtype=d)]
+    inputs.append(R(2, 5, dtype=d) if kind == "lstm" else None)
+    inputs = [None if t is None else t.requires_grad_() for t in inputs]
+    for reverse in (False, True):
+        assert torch.autograd.gradcheck(lambda *a, r=reverse: recurrent(*a, kind, r)[: 2 if kind == "lstm" else 1], inputs)
+    torch.library.opcheck(recurrent, (*inputs, kind, True), test_utils=("test_schema", "test_faketensor"))
+    with torch.no_grad():
+        y, c, cells, g = recurrent(*inputs, kind, False)
+        args = (R(y.shape, dtype=d), R(c.shape, dtype=d) if kind == "lstm" else None, inputs[0], g, y, cells, inputs[1], inputs[3])
+        torch.library.opcheck(recurrent_backward, (*args, inputs[4], kind, False), test_utils=("test_schema", "test_faketensor"))
