@@ -24,7 +24,6 @@ REASONS: dict[Any, str] = {
         _RANDOM,
     ),
     aten.masked_scatter: "what goes where depends on how many places before are masked",
-    aten.mkldnn_rnn_layer.default: "a recurrent layer over a number of steps known only at run time",
     **dict.fromkeys((aten.sort, aten.topk, aten.argsort, aten.kthvalue, aten.median, aten.mode, aten.unique_dim), _SORTS),
     **dict.fromkeys((aten.logcumsumexp, aten.cummax, aten.cummin), _SCANS),
 }  # fmt: skip

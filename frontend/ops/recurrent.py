@@ -12,14 +12,17 @@ import torch
 
 from ...dialects.mlir import arith, ir, math
 from ..dtypes import compute_dtype, scalar
-from ..graph_builder import GraphBuilder, T
+from ..graph_builder import GraphBuilder, T, product
 from ..recurrent import recurrent as recurrent_op
 from ..recurrent import recurrent_backward as backward_op
-from ..registry import lowers
+from ..registry import Unsupported, lowers
 from . import scalars as s
 
 Value = ir.Value
 Body = Callable[..., Value]
+
+LSTM = 2
+"""The `mode` of oneDNN's layers."""
 
 
 class _Steps:
@@ -74,11 +77,39 @@ def _used(node: Any, i: int) -> bool:
 
 @lowers(recurrent_op._opoverload)
 def recurrent(b: GraphBuilder, node: Any, pre: T, w_hh: T, b_hh: T | None, h: T, c: T | None, kind: str, reverse: bool) -> list[T]:
+    return _forward(b, pre, w_hh, b_hh, h, c, kind, reverse, kind == "lstm" and _used(node, 2), _used(node, 3))
+
+
+@lowers(torch.ops.aten.mkldnn_rnn_layer.default)
+def lstm_layer(
+    b: GraphBuilder, node: Any, x: T, w_ih: T, w_hh: T, b_ih: T, b_hh: T, h: T, c: T, reverse: bool, sizes: Any, mode: int,
+    hidden: Any, layers: int, biases: bool, both: bool, batch_first: bool, train: bool,
+) -> list[T | None]:  # fmt: skip
+    """What torch makes of one direction of an LSTM where it takes it apart itself (exported programs)."""
+    steps, n, _ = x.shape
+    if not isinstance(steps, int):
+        raise Unsupported("a recurrent layer over a number of steps known only at run time")
+    if mode != LSTM or layers != 1 or both or batch_first or train or sizes:
+        raise Unsupported("a recurrent layer of another kind than torch makes of nn.LSTM")
+    d = compute_dtype(x.dtype)
+    rows = b.reshape(x, [product([steps, n]), x.shape[2]])
+    pre = b.contract(rows, w_ih, ("mk", "nk", "mn"), (rows.shape[0], w_ih.shape[0]))
+    if biases:
+        pre = b.pointwise(pre.shape, [pre, b_ih, b_hh], d, d, d, lambda v, p, q: arith.addf(v, arith.addf(p, q)))
+    pre = b.reshape(b.convert(pre, x.dtype), [steps, n, w_ih.shape[0]])
+    shape = [n, w_hh.shape[1]]
+    y, last, _, _ = _forward(b, pre, w_hh, None, b.reshape(h, shape), b.reshape(c, shape), "lstm", reverse, False, False)
+    first = _Steps(b, y, w_hh).at(y, 0 if reverse else steps - 1)
+    return [y, b.reshape(first, [1, *shape]), b.reshape(last, [1, *shape]), None]
+
+
+def _forward(
+    b: GraphBuilder, pre: T, w_hh: T, b_hh: T | None, h: T, c: T | None, kind: str, reverse: bool, keep_c: bool, keep_g: bool
+) -> list[T]:
     at = _Steps(b, pre, w_hh)
     ys: dict[int, T] = {}
     cs: dict[int, T] = {}
     gs: dict[int, T] = {}
-    keep_c, keep_g = kind == "lstm" and _used(node, 2), _used(node, 3)
     if c is not None:
         c = b.convert(c, at.d)
     for t in at.order(reverse):

@@ -166,3 +166,14 @@ def test_ops_in_eager_mode(kind):
         y, c, cells, g = recurrent(*inputs, kind, False)
         args = (R(y.shape, dtype=d), R(c.shape, dtype=d) if kind == "lstm" else None, inputs[0], g, y, cells, inputs[1], inputs[3])
         torch.library.opcheck(recurrent_backward, (*args, inputs[4], kind, False), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_a_layer_that_torch_took_apart():
+    """oneDNN's op, of which exported programs hold one for each direction."""
+    w = [R(64, 8), R(64, 16), R(64), R(64)]
+    rest = ([], 2, 16, 1, True, False, False, False)
+
+    def f(x, w, h, c):
+        return [torch.ops.aten.mkldnn_rnn_layer.default(x, *w, h, c, reverse, *rest)[:3] for reverse in (False, True)]
+
+    infer(f, R(5, 3, 8), w, R(1, 3, 16), R(1, 3, 16))
