@@ -43,6 +43,8 @@ class ScanOp(Mlirc.Operation, name="scan"):  # type: ignore[call-arg, name-defin
 
 
 SET = "set"
+CHECK_FIRST = "mlirc.check_first"
+"""Attribute of a scatter that writes nothing at all if an index is out of range."""
 
 
 def load() -> None:

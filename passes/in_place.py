@@ -5,13 +5,15 @@
 
 The copy is an ordinary kernel, which fuses with what computes %x. None is made where %x is computed for the scatter alone.
 None either where %x is an input of the graph that nobody else reads, and that the result is written back to: the scatter
-then updates the input itself (a decoder's cache: a few rows instead of two copies of all).
+then updates the input itself (a decoder's cache: a few rows instead of two copies of all), once all indices are known to be
+in range.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..dialects import own
 from ..dialects.mlir import ir
 from . import structure as st
 from .copies import copy
@@ -38,9 +40,10 @@ def give_memory(function: ir.Operation, writes: Sequence[int], layouts: Layouts)
             producer = st.owner(root)
             if producer is None and op.results[0] in written and written[op.results[0]] == root:
                 placed[op.results[0]] = [a for a in block.arguments if st.is_tensor(a)].index(root)
-                continue
-            if root in placed:
+            elif root in placed:
                 placed[op.results[0]] = placed.pop(root)
+            if op.results[0] in placed:
+                op.attributes[own.CHECK_FIRST] = ir.UnitAttr.get()
                 continue
             if producer is not None and st.kind(producer) not in ("call", "aux"):
                 continue

@@ -6,12 +6,13 @@
         for the lane loop, one of the free ones: result[row, lanes] += updates[e, lanes]
 
 The result lies in the memory of the init operand, which holds the old elements already. As every place is written by one
-thread, in the order of the updates, the outcome is the same for any number of threads.
+thread, in the order of the updates, the outcome is the same for any number of threads. Where that memory is an input of the
+graph, all indices are checked before anything is written.
 """
 
 from __future__ import annotations
 
-from ...dialects import own
+from ...dialects import builders, own
 from ...dialects.mlir import arith, ir, scf
 from .. import structure as st
 from ..strategy import LoopStrategy
@@ -67,6 +68,41 @@ class _Scatter:
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
         (self.out,) = self.k.bind(e, slots)
+        if own.CHECK_FIRST not in self.op.attributes:
+            self._write(begin, end)
+            return
+        inside = self._all_inside()
+        e.check(inside, "IndexError")
+        branch = scf.IfOp(inside)
+        e.math.enter()
+        with ir.InsertionPoint(branch.then_block):
+            self._write(begin, end)
+            scf.YieldOp([])
+        e.math.leave()
+
+    def _all_inside(self) -> ir.Value:
+        """Whether all indices are in range."""
+        e = self.e
+        walked = (*self.s.parallel, *self.s.serial, self.s.lane)
+        classes = [c for d in self.index_loops if d is not None and (c := self.loops[d]) is not None and c in walked]
+
+        def nest(rest: list[int], carried: Values) -> Values:
+            if not rest:
+                _, inside = self._indices()
+                return [arith.andi(carried[0], inside)]
+
+            def step(i: Number, values: Values) -> Values:
+                self.env[rest[0]] = Index(i)
+                return nest(rest[1:], values)
+
+            return loop(e, 0, self._size(e, rest[0]), 1, carried, step)
+
+        (inside,) = nest(list(dict.fromkeys(classes)), [builders.constant(ir.IntegerType.get_signless(1), 1)])
+        self.env.clear()
+        return inside
+
+    def _write(self, begin: ir.Value, end: ir.Value) -> None:
+        e = self.e
         if self._split_lanes:
             # Each thread walks over the updates once, for all of its blocks.
             lo = e.math.mul(begin, self._block)

@@ -172,10 +172,27 @@ def test_cache_is_written_in_place():
     assert len(kernels()) == 2, kernels()
 
 
+def test_nothing_is_written_if_an_index_is_out_of_range():
+    compiled = torch.compile(updated, backend="mlirc", options={"strict": True})
+    cache, v = R(2, 64, 16), R(2, 2, 16)
+    compiled(cache, torch.tensor([5, 9]), v)
+    assert torch.equal(cache[:, 9], v[:, 1])
+    before = cache.clone()
+    for bad in (64, -1):
+        with pytest.raises(IndexError):
+            compiled(cache, torch.tensor([5, bad]), v + 1)
+    assert torch.equal(cache, before)
+
+
 def twice(cache, i, v):
     cache.index_copy_(0, i, v)
     cache[i + 1] = v * 2
     return cache * 2
+
+
+def by_element(cache, i, v):
+    cache.scatter_add_(0, i[:, None] + torch.arange(16) % 3, v)
+    return cache.sum()
 
 
 def read_before(cache, i, v):
@@ -220,7 +237,7 @@ def computed(x, i, v):
 CACHE = R(20, 16)
 
 
-@pytest.mark.parametrize("f", [twice, read_before, from_itself, returned, not_written_back, computed])
+@pytest.mark.parametrize("f", [twice, by_element, read_before, from_itself, returned, not_written_back, computed])
 @pytest.mark.parametrize("cache", [CACHE, R(16, 20).t(), R(20, 40)[:, 4:20]], ids=["dense", "transposed", "slice"])
 def test_in_place(f, cache):
     check(f, cache, torch.tensor([3, 7]), R(2, 16), strides=False)
