@@ -38,6 +38,8 @@ class Domain:
     inner: list[int] = field(default_factory=list)
     reductions: list[ir.Operation] = field(default_factory=list)
     anchor: ir.Operation | None = None
+    displaced: set[ir.Operation] = field(default_factory=set)
+    """Ops whose values are read at another place than the one that the loops are at, and computed anew there."""
 
     def classes(self, op: ir.Operation) -> list[int]:
         return [c for c in self.loops[op] if c is not None]
@@ -178,12 +180,10 @@ def _analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st
         if producer is not None and producer in inside and producer not in roots:
             roots.append(producer)
 
-    for op in real:
-        for v in st.captured(op):
-            if st.is_tensor(v):
-                producer = st.owner(trace(v, inside)[0])
-                if producer is not None and producer in inside and st.kind(producer) not in ("elementwise", "aux", "pad"):
-                    raise Invalid("a gather reads what the kernel is still computing")
+    domain.displaced = _displaced(real, inside)
+    for op in domain.displaced:
+        if st.kind(op) not in ("elementwise", "pad"):
+            raise Invalid("a value is read at another place than where the kernel computes it")
     anchors = [op for op in real if st.kind(op) in ("contraction", "convolution")]
     special = [op for op in real if st.kind(op) in ("concat", "scatter", "scan")]
     domain.reductions = [op for op in real if st.kind(op) == "reduction"]
@@ -204,6 +204,21 @@ def _analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st
         raise Invalid("stored values have different shapes")
     domain.rows = domain.classes(roots[0]) if roots else []
     return domain
+
+
+def _displaced(real: Sequence[ir.Operation], inside: set[ir.Operation]) -> set[ir.Operation]:
+    """Members that are read through a slice, a window, padding or computed indices, and whatever they read themselves."""
+    out: set[ir.Operation] = set()
+    for op in reversed(real):
+        for value, loops in [*operand_loops(op), *((v, []) for v in st.captured(op) if st.is_tensor(v))]:
+            root, dims = trace(value, inside)
+            producer = st.owner(root)
+            if producer is None or producer not in inside or st.kind(producer) in ("view", "aux"):
+                continue
+            walked = {d for d, loop in zip(dims, loops) if loop is not None}
+            if op in out or any(n != 1 and d not in walked for d, n in enumerate(st.shape(root))):
+                out.add(producer)
+    return out
 
 
 def _contraction(domain: Domain, anchor: ir.Operation, roots: Sequence[ir.Operation]) -> Domain:

@@ -213,7 +213,7 @@ class _Loops:
         stored = {self.k.results[n] for p in self.phases for n in p.stores}
         for v in again:
             op = st.owner(v)
-            if op is None or set(self.d.classes(op)) != full or v in stored:
+            if op is None or set(self.d.classes(op)) != full or v in stored or op in self.d.displaced:
                 continue
             if self._room() and _dear(op):
                 self.phases[first[v]].keep.append(v)
@@ -269,7 +269,7 @@ class _Loops:
                 e.known[v] = lambda point, v=v: e.load(*self._access_buffer(v))
             for n in phase.stores:
                 v = self.k.results[n]
-                if v not in finished:
+                if v not in finished and st.owner(v) not in self.d.displaced:
                     finished.add(v)
                     e.known[v] = lambda point, n=n: e.load(self.out[n], point)
         for n in self.row_stores:
