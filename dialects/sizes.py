@@ -1,6 +1,6 @@
 """Sizes as sympy expressions and as `index` values, one into the other.
 
-Division is `sympy.floor(a / b)` here. Every symbol is a positive integer.
+Division is `sympy.floor(a / b)` here. Every symbol is an integer, and positive unless its name says otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from .mlir import arith, ir
 Extent = Union[int, sympy.Expr]
 
 
+SIGNED = "i_"
+"""What the names of symbols begin with that may be zero or negative; all others are sizes."""
+
+
 def symbol(name: str) -> sympy.Symbol:
+    if name.startswith(SIGNED):
+        return sympy.Symbol(name, integer=True)
     return sympy.Symbol(name, integer=True, positive=True)
 
 

@@ -9,6 +9,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
+from ..dialects.sizes import SIGNED
 from ..errors import CompileError
 
 Extent = int | sympy.Expr
@@ -25,6 +26,34 @@ rounded: ContextVar[dict[sympy.Expr, sympy.Symbol]] = ContextVar("rounded")
 """Sizes that are rounded floats (`interpolate` by 1.5) -> the symbols that stand for them while a graph is imported.
 
 Python computes them, once a call: what comes out of a float product depends on its rounding."""
+
+class Guards:
+    """What torch holds a graph's sizes to: numbers that expressions are, and the sizes of the call that was traced."""
+
+    def __init__(self, symbolic: torch.SymInt | None) -> None:
+        self._env = symbolic.node.shape_env if symbolic is not None else None
+        self.numbers: dict[sympy.Expr, int] = {}
+        """`x.chunk(2)[1] + y` broadcasts because s - (s + 1)//2 is 1."""
+        for guard in self._env.guards if self._env else ():
+            if isinstance(guard.expr, sympy.Eq) and guard.expr.rhs.is_Integer:
+                self.numbers[sympy.expand(_signed(guard.expr.lhs))] = int(guard.expr.rhs)
+
+    def negative(self, expr: Extent) -> bool:
+        """Whether an expression is negative in the traced call. Where torch decides something by a sign, a guard keeps it."""
+        if isinstance(expr, int) or self._env is None or expr.is_nonnegative or expr.is_negative:
+            return bool(expr < 0) if isinstance(expr, int) else bool(expr.is_negative)
+        values = {_signed(s): v for s, v in self._env.backed_var_to_val.items()}
+        return bool(expr.xreplace(values) < 0)
+
+
+guards: ContextVar[Guards] = ContextVar("guards", default=Guards(None))  # noqa: B039 - never changed
+
+
+def _signed(expr: sympy.Expr) -> sympy.Expr:
+    """Symbols of numbers that need not be positive, as sizes are, get another name (see `dialects.sizes.symbol`)."""
+    free = [s for s in expr.free_symbols if not s.is_positive and not s.name.startswith(SIGNED)]
+    return expr.xreplace({s: sympy.Symbol(SIGNED + s.name, integer=True) for s in free}) if free else expr
+
 
 _ROUNDING = ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt")
 
@@ -43,8 +72,11 @@ def normal(size: object) -> Extent:
     if isinstance(size, sympy.Expr):
         if size.is_Integer:
             return int(size)
+        size = _signed(size)
         if size.is_Symbol or rounded.get(None) is None:
             return size
+        if (known := guards.get().numbers) and (number := known.get(sympy.expand(size))) is not None:
+            return number
         return size.replace(lambda e: type(e).__name__ in _ROUNDING, _symbol_of)
     return int(size)  # type: ignore[call-overload]
 

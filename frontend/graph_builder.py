@@ -308,18 +308,24 @@ class GraphBuilder:
         if any(same(s, 0) for s in (*shape, *x.shape)):
             return self.full(shape, x.dtype, 0)
         groups = regroup(x.shape, shape)
-        middle = tuple(product([x.shape[i] for i in old]) for old, _ in groups)
+        kind = mlir_type(x.dtype)
+        middle = [self._merged([x.shape[i] for i in old]) for old, _ in groups]
         value = x.value
         if len(middle) != x.rank:
-            value = builders.collapse(value, [old for old, _ in groups] if middle else [], self.sizes(middle))
+            value = builders.collapse(value, [old for old, _ in groups] if middle else [], middle)
         if len(middle) != len(shape):
-            whole = tuple(product([shape[j] for j in new]) for _, new in groups)
-            if builders.static(self.sizes(whole)) != builders.static(self.sizes(middle)):  # a guard made a size a number
-                value = tensor.cast(builders.tensor_type(self.sizes(whole), mlir_type(x.dtype)), value)
+            whole = [self._merged([shape[j] for j in new]) for _, new in groups]
+            if builders.static(whole) != list(ir.ShapedType(value.type).shape):  # a guard made a size a number
+                value = tensor.cast(builders.tensor_type(whole, kind), value)
             value = builders.expand(value, [new for _, new in groups] if middle else [], self.sizes(shape))
-        elif middle and value.type != builders.tensor_type(self.sizes(shape), mlir_type(x.dtype)):
-            value = tensor.cast(builders.tensor_type(self.sizes(shape), mlir_type(x.dtype)), value)
+        elif middle and value.type != builders.tensor_type(self.sizes(shape), kind):
+            value = tensor.cast(builders.tensor_type(self.sizes(shape), kind), value)
         return T(value, shape, x.dtype)
+
+    def _merged(self, sizes: Sequence[Extent]) -> builders.Size:
+        """The size of dims merged into one, or of the dim that they come from: a value if one of theirs is, as MLIR wants it."""
+        whole = product(sizes)
+        return self.size(whole) if all(isinstance(self.size(s), int) for s in sizes) else self.index(whole)
 
     def permute(self, x: T, order: Sequence[int]) -> T:
         order = [d % max(x.rank, 1) for d in order]

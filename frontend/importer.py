@@ -27,7 +27,7 @@ from ..dialects.mlir import func, ir
 from ..errors import CompileError
 from . import ops as _ops  # noqa: F401  (registers the lowerings)
 from .dtypes import STORABLE, SUPPORTED, mlir_type
-from .extents import Extent, normal, rounded, same
+from .extents import Extent, Guards, guards, normal, rounded, same
 from .graph_builder import GraphBuilder, Scalar, T
 from .imported import AtenCall, ImportedGraph, OutputSpec, Slot, TensorSpec, source_of
 from .memory_order import dense, fills, inverse, memory_order, packed, tensor_spec, tensor_strides
@@ -44,10 +44,13 @@ def import_graph(
     """
     known: dict[sympy.Expr, sympy.Symbol] = {}
     token = rounded.set(known)
+    sizes = [s for n in gm.graph.nodes for s in _symbolic(n.meta.get("val"))]
+    guarded = guards.set(Guards(sizes[0] if sizes else None))
     try:
         graph = _Importer(gm, allow_fallback, force or {}).run()
     finally:
         rounded.reset(token)
+        guards.reset(guarded)
     graph.rounded = {s: e for e, s in known.items()}
     return graph
 
@@ -207,11 +210,11 @@ class _Importer:
         out = {}
         for base, members in groups.items():
             value = base.meta["val"]
-            if base in self.placeholders and self.placeholders[base] not in self._writes:
-                # Parts of an input with gaps between them: views of it, as the strides that the backward graph expects.
-                parts = [x for x in members if x is not base and not fills(x.meta["val"], tensor_spec(x.meta["val"]))]
-                out.update({x: base for x in parts if x.meta["val"].dtype == value.dtype})
-            if base in self.placeholders or not isinstance(self.env.get(base), T) or not fills(value, tensor_spec(value)):
+            if base in self.placeholders:
+                # Views of an input: AOTAutograd makes them again from where they lie, backward graphs expect their strides.
+                out.update({x: base for x in members if x is not base and x.meta["val"].dtype == value.dtype})
+                continue
+            if not isinstance(self.env.get(base), T) or not fills(value, tensor_spec(value)):
                 continue
             if len(members) > 1 or not all(fills(x.meta["val"], tensor_spec(x.meta["val"])) for x in members):
                 out.update({x: base for x in members if x.meta["val"].dtype == value.dtype})
@@ -373,6 +376,13 @@ def check_inputs(places: Sequence[torch.fx.Node]) -> None:
         for reason, wrong in what.items():
             if wrong:
                 raise LeaveGraph(f"the input {n.name} is {reason}", node=n.name)
+
+
+def _symbolic(value: Any) -> list[torch.SymInt]:
+    """The SymInts in a node's value."""
+    leaves = torch.utils._pytree.tree_leaves(value)
+    flat = [s for v in leaves for s in (v.shape if isinstance(v, torch.Tensor) else (v,))]
+    return [s for s in flat if isinstance(s, torch.SymInt)]
 
 
 def _extents(n: torch.fx.Node) -> list[sympy.Expr]:

@@ -95,11 +95,11 @@ def diagonal(b: GraphBuilder, node: Any, x: T, offset: int = 0, dim1: int = 0, d
 
 
 @lowers(aten.tril.default, aten.triu.default)
-def triangle(b: GraphBuilder, node: Any, x: T, diagonal: int = 0) -> T:
+def triangle(b: GraphBuilder, node: Any, x: T, diagonal: Any = 0) -> T:
     keep = INT.sle if node.target is aten.tril.default else INT.sge
 
     def body(at: list[ir.Value], u: ir.Value) -> ir.Value:
-        inside = arith.cmpi(keep, arith.subi(at[-1], at[-2]), builders.index(diagonal))
+        inside = arith.cmpi(keep, arith.subi(at[-1], at[-2]), b.index(extent(diagonal)))
         return arith.select(inside, u, scalar(x.dtype, 0))
 
     return b.from_indices(x.shape, [x], x.dtype, body)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils._sympy.functions import Max, Min
 
-from ..extents import Extent, floordiv, normal, same
+from ..extents import Extent, floordiv, guards, normal, same
 from ..graph_builder import GraphBuilder, T
-from ..registry import lowers
+from ..registry import Unsupported, lowers
 from .padding import extent
 from .pointwise import out_shape
 
@@ -90,7 +90,7 @@ def clamp_bound(bound: Any, size: Extent, default: Extent) -> Extent:
             return max(0, min(e + size if e < 0 else e, size))
     if same(e, size):
         return size
-    if isinstance(e, int) and e < 0 or getattr(e, "is_negative", False):
+    if guards.get().negative(e):
         return normal(Max(0, size + e))
     return normal(Min(e, size))
 
@@ -99,6 +99,8 @@ def clamp_bound(bound: Any, size: Extent, default: Extent) -> Extent:
 def slice_(b: GraphBuilder, node: Any, x: T, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> T:
     dim %= x.rank
     shape = out_shape(node)
+    if not isinstance(step, int):
+        raise Unsupported("a slice whose step is known at run time only")
     if same(shape[dim], x.shape[dim]):
         return x
     offsets: list[Extent] = [0] * x.rank
@@ -116,8 +118,7 @@ def _narrow(b: GraphBuilder, x: T, dim: int, start: Extent, length: Extent) -> T
 def position(index: Any, size: Extent) -> Extent:
     """An index into a dim; negative ones count from the end."""
     e = extent(index)
-    negative = e < 0 if isinstance(e, int) else bool(e.is_negative)
-    return normal(e + size) if negative else e
+    return normal(e + size) if guards.get().negative(e) else e
 
 
 @lowers(aten.select.int, aten.select_copy.int)

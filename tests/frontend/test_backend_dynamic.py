@@ -87,3 +87,43 @@ def test_marked_dims():
         x = R(n, 16)
         torch._dynamo.mark_dynamic(x, 0)
         torch.testing.assert_close(compiled(x, w), (x @ w).relu(), rtol=1e-4, atol=1e-4)
+
+
+def cut(x, n):
+    parts = [x[n:] * 2, x[:n] * 2, x[-n:] * 2, x[:-n] + 1, x.narrow(1, n, 2) + 1, x[n] + 1, x[:, -n] * 2, x.chunk(n, 0)[0] + 1]
+    return [*parts, x.split(n, 0)[0] + 1, torch.cat([x[:n], x[n:] * 2]), x.flip(0)[n:], x.diagonal(n) * 2, x.slice_scatter(x[:1] * 2, 0, n, n + 1)]
+
+
+def made(x, n):
+    out = [x.repeat(n, 1) + 1, torch.full((n,), n) + x[0, 0], torch.arange(0, 9 * n, n) + x, torch.eye(n) * x[0, 0], torch.linspace(0, 1, n) + x[0, 0]]
+    return [*out, F.pad(x, (n, n)), x[:6].reshape(n, -1) + 1, x[None].expand(n, -1, -1) * 2, x.unfold(1, n, 1) * 2, x[:, torch.arange(n)] * 2, torch.stack([x] * 3)[:n] + 1]
+
+
+def counted(x, n):
+    out = [x**n, x.clamp(-n, n), x / n + x // n + x % n, x.tril(n), x.triu(-n), x.masked_fill(x > 0, n), torch.where(x > n, x, n), x.sum() + n * x.shape[0] ** 2]
+    return [*out, F.avg_pool1d(x[None], n), F.max_pool1d(x[None], n), F.interpolate(x[None, None], size=(n, n), mode="bilinear"), (x * 10).to(torch.int32) // n]
+
+
+@pytest.mark.parametrize("f", [cut, made, counted])
+def test_numbers_as_arguments(f):
+    compiled = torch.compile(f, backend="mlirc", dynamic=True, options={"strict": True})
+    x = R(7, 9)
+    for n in (3, 2):
+        compare(f, x, n, compiled=compiled)
+
+
+def test_numbers_may_be_negative():
+    def f(x, n):
+        return x * n + n, torch.full_like(x, n).clamp(min=0), x[n:] * 2 if n < 0 else x[:n], x.clamp(max=n)
+
+    compiled = torch.compile(f, backend="mlirc", dynamic=True, options={"strict": True})
+    x = R(7, 9)
+    for n in (3, -2, 5, -4):
+        compare(f, x, n, compiled=compiled)
+
+
+def test_steps_known_at_run_time():
+    compiled = torch.compile(lambda x, n: x[::n] * 2, backend="mlirc", dynamic=True, options={"strict": True})
+    x = R(7, 9)
+    for n in (3, 2):
+        torch.testing.assert_close(compiled(x, n), x[::n] * 2)
