@@ -48,7 +48,7 @@ class Builder:
         r = self.random
         i = r.choice(range(max(0, len(values) - 5), len(values))) if r.random() < 0.7 else r.randrange(len(values))
         x = values[i]
-        kind = r.choice(("unary", "binary", "binary", "reduce", "move", "move", "normalise", "matmul", "join", "in place"))
+        kind = r.choice(("unary", "binary", "binary", "reduce", "move", "move", "normalise", "matmul", "join", "in place", "more"))
         if kind == "unary":
             name = r.choice(("tanh", "sigmoid", "abs", "neg", "relu", "sin", "exp"))
             return name, getattr(torch, name), [i]
@@ -81,7 +81,29 @@ class Builder:
                 return y.add_(1)
 
             return "clone, change", changed, [i]
+        if kind == "more" and x.dim():
+            return self._more(i, x)
         return self._move(i, x)
+
+    def _more(self, i: int, x: Tensor):  # type: ignore[no-untyped-def]
+        r = self.random
+        d = r.randrange(x.dim())
+        at = r.sample(range(x.shape[d]), min(2, x.shape[d]))
+        return {
+            "where": ("where", lambda x: torch.where(x > 0.1, x, x.sum(d, keepdim=True)), [i]),
+            "cumsum": (f"cumsum {d}", lambda x: x.cumsum(d), [i]),
+            "gather": (f"gather {d}", lambda x: x.gather(d, (x > 0).to(torch.int64) * (x.shape[d] - 1)), [i]),
+            "scatter": (f"index_add {d} {at}", lambda x: x.index_add(d, torch.tensor(at), x.narrow(d, 0, len(at)) * 2), [i]),
+            "argmax": (f"argmax {d}", lambda x: x * x.argmax(d, keepdim=True), [i]),
+            "round": ("through int32", lambda x: (x * 4).to(torch.int32).to(x.dtype) // 2 + x, [i]),
+            "half": ("through bf16", lambda x: (x.bfloat16() * 2).to(x.dtype).round(), [i]),
+            "pool": ("max_pool", lambda x: F.max_pool1d(x.reshape(1, -1, x.shape[-1]), 2, 1)[0], [i]),
+            "average": ("avg_pool", lambda x: F.avg_pool1d(x.reshape(1, -1, x.shape[-1]), 3, 2, 1)[0], [i]),
+            "conv": ("conv", lambda x: F.conv1d(x.reshape(1, -1, x.shape[-1]), x.new_ones(3, x.numel() // x.shape[-1], 2), padding=1), [i]),
+            "norm": ("batch_norm", lambda x: F.batch_norm(x.reshape(x.shape[0], -1), None, None, training=True), [i]),
+            "unfold": (f"unfold {d}", lambda x: x.unfold(d, 2, 1).sum(-1), [i]),
+            "diagonal": ("tril", lambda x: x.tril() + x.triu(1), [i]),
+        }[r.choice(("where", "cumsum", "gather", "scatter", "argmax", "round", "half", "pool", "average", "conv", "norm", "unfold", "diagonal"))]
 
     def _move(self, i: int, x: Tensor):  # type: ignore[no-untyped-def]
         r = self.random
