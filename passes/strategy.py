@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ..dialects import own
+from ..dialects import builders, own
 from ..dialects.mlir import ir
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ class ContractionStrategy:
 
 
 Strategy = LoopStrategy | ContractionStrategy
+
+CACHE_WAYS = 8
+"""Lines of the first-level cache that may have the same address modulo 4096; CPUs have 8 or 12."""
 
 WORK_PER_THREAD = 16384
 """Element-operations that are worth waking another thread for: about 5 us at 16 lanes and a few ops per cycle."""
@@ -251,6 +254,8 @@ def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
         columns = 2
     budget = 28 if target.vector_bits == 512 else 12
     limit = max(1, (budget if dot is None else 16) // columns)
+    if dot is None and _same_cache_sets(kernel, r):
+        limit = min(limit, CACHE_WAYS)
     rows = 1
     if r.row is not None:
         rows = _row_tile(d.sizes[r.row], limit)
@@ -283,6 +288,17 @@ def _pairs(kernel: KernelFunction) -> int | None:
     if op is None or "mlirc.pairs" not in op.attributes:
         return None
     return kernel.domain.loops[op][ir.IntegerAttr(op.attributes["mlirc.pairs"]).value]
+
+
+def _same_cache_sets(kernel: KernelFunction, r: Roles) -> bool:
+    """Whether the rows of the operand that is broadcast lie a multiple of 4096 bytes apart, so that they evict one another."""
+    if r.row is None:
+        return False
+    for a in kernel.accesses.items:
+        step = a.steps.get(r.row)
+        if not a.store and step and a.steps.get(r.lane, 0) == 0 and step * builders.element_type(a.value).width // 8 % 4096 == 0:  # type: ignore[arg-type]
+            return True
+    return False
 
 
 def _row_tile(size: object, limit: int) -> int:

@@ -14,7 +14,7 @@ another address for A (Georganas et al., "Anatomy of high-performance deep learn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...dialects import builders
@@ -217,14 +217,60 @@ class _Contraction:
             loop(e, begin, stop, rows, [], step)
             return stop
 
-        sizes = [self.s.rows]
-        if not isinstance(size, int) or size % self.s.rows:
-            rest = size % self.s.rows if isinstance(size, int) else None
-            sizes += [rest] if rest is not None else [4, 1] if self.s.rows > 4 else [1]
-        for rows in dict.fromkeys(s for s in sizes if s):
-            lo = tiles(lo, hi, rows)
+        if isinstance(size, int) or self.s.dot is not None:
+            rest = size % self.s.rows if isinstance(size, int) else 1
+            for rows in dict.fromkeys(n for n in (self.s.rows, rest) if n):
+                lo = tiles(lo, hi, rows)
+            return
+        lo = self._whole_tiles(lo, hi, tiles)
+        self._short_tiles(lo, hi, size, first, masks, tiles)
 
-    def _tile(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> None:
+    def _half(self) -> int:
+        """The height of the second register tile of a symbolic number of rows: a power of two, at least half the first's."""
+        return 1 << (-(-self.s.rows // 2) - 1).bit_length()
+
+    def _whole_tiles(self, lo: Number, hi: Number, tiles: Callable[[Number, Number, int], Number]) -> Number:
+        """Full tiles, and one less of them where two of half height take its rows and the rest."""
+        m, rows = self.e.math, self.s.rows
+        left = m.sub(hi, lo)
+        fitting = m.value(m.floordiv(left, rows))
+        rest = m.value(m.mod(left, rows))
+        spared = m.value(m.ceildiv(m.maximum(m.sub(left, 2 * self._half()), 0), rows))
+        even = arith.cmpi(arith.CmpIPredicate.eq, rest, m.value(0))
+        count = arith.select(even, fitting, spared)
+        return tiles(lo, m.add(lo, m.mul(count, rows)), rows)
+
+    def _short_tiles(
+        self, lo: Number, hi: Number, size: Number, first: Number | None, masks: Sequence[ir.Value | None],
+        tiles: Callable[[Number, Number, int], Number],
+    ) -> None:
+        """Tiles of half height; the last one reaches back over rows that are done, and leaves them as they are."""
+        m, rows = self.e.math, self._half()
+        enough = arith.cmpi(arith.CmpIPredicate.sge, m.value(size), m.value(rows))
+        branch = scf.IfOp(enough, has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            m.enter()
+
+            def step(i: Number, _: Values) -> Values:
+                start = m.minimum(i, m.sub(hi, rows))
+                self._tile(first, masks, [Index(m.add(start, r)) for r in range(rows)], i)
+                return []
+
+            loop(self.e, lo, hi, rows, [], step)
+            scf.YieldOp([])
+            m.leave()
+        with ir.InsertionPoint(branch.else_block):
+            m.enter()
+            while rows > 1:
+                rows //= 2
+                lo = tiles(lo, hi, rows)
+            scf.YieldOp([])
+            m.leave()
+
+    def _tile(
+        self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index], stored_from: Number | None = None
+    ) -> None:
+        """One register tile; rows before `stored_from` are computed, but not stored."""
         e = self.e
         e.math.enter()
         if self.s.dot is not None:
@@ -236,7 +282,7 @@ class _Contraction:
         start = e.math.splat(e.value(self.op.operands[2], ()))  # type: ignore[union-attr]
         order = sorted(self.r.reductions, key=lambda c: c == self.s.pairs)
         acc = self._reduce(order, rows, lanes, masks, [start] * (len(rows) * len(lanes)))
-        self._store(rows, lanes, masks, acc)
+        self._store(rows, lanes, masks, acc, stored_from)
         e.math.leave()
 
     def _dot_tile(self, rows: list[Index], columns: list[Index]) -> None:
@@ -362,7 +408,9 @@ class _Contraction:
             return arith.addi(acc, arith.muli(a, b))
         return math.fma(a, b, acc)
 
-    def _store(self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values) -> None:
+    def _store(
+        self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values, stored_from: Number | None = None
+    ) -> None:
         """The epilogue: every stored value at every point of the tile, computed from the accumulators."""
         e, k = self.e, self.k
         op = self.op
@@ -379,17 +427,30 @@ class _Contraction:
             return table[point]
 
         e.known = {op.results[0]: lookup}
-        for i, row in enumerate(rows):
-            for j, lane in enumerate(lanes):
-                self._set(row, lane)
-                e.mask = masks[j]
-                for n, v in enumerate(k.results):
-                    producer = st.owner(v)
-                    assert producer is not None
-                    point = self._result_point(producer)
-                    e.store(self.out[n], point, e.value(v, point))
-                e.mask = None
+        for row in rows:
+            if stored_from is None:
+                self._store_row(row, lanes, masks)
+                continue
+            new = arith.cmpi(arith.CmpIPredicate.sge, e.math.value(row.base), e.math.value(stored_from))
+            branch = scf.IfOp(new)
+            with ir.InsertionPoint(branch.then_block):
+                e.math.enter()
+                self._store_row(row, lanes, masks)
+                scf.YieldOp([])
+                e.math.leave()
         e.known = {}
+
+    def _store_row(self, row: Index, lanes: list[Index], masks: Sequence[ir.Value | None]) -> None:
+        e, k = self.e, self.k
+        for j, lane in enumerate(lanes):
+            self._set(row, lane)
+            e.mask = masks[j]
+            for n, v in enumerate(k.results):
+                producer = st.owner(v)
+                assert producer is not None
+                point = self._result_point(producer)
+                e.store(self.out[n], point, e.value(v, point))
+            e.mask = None
 
     def _result_point(self, op: ir.Operation) -> Point:
         loops = self._loops(op)

@@ -74,6 +74,8 @@ def build(
         inner_type = ir.FunctionType.get([i64(), i64(), pointer()], [])
         inner = func.FuncOp(f"{symbol}_body", inner_type)
         inner.operation.attributes["llvm.linkage"] = ir.Attribute.parse("#llvm.linkage<internal>")
+        # One copy of it, for the threads and for the caller.
+        inner.operation.attributes["no_inline"] = ir.UnitAttr.get()
         with ir.InsertionPoint(inner.add_entry_block()):
             begin, end, context = inner.arguments
             index = ir.IndexType.get()

@@ -35,12 +35,15 @@ Point = tuple[Index, ...]
 class Arithmetic:
     """Index arithmetic with folding and value numbering.
 
-    Values are remembered per scope: what is built in a loop body is forgotten when the body ends.
+    Values are remembered per scope: what is built in a loop body is forgotten when the body ends. Sums keep their constant
+    part last, `(i * 8 + k) + 24` instead of `(i + 3) * 8 + k`: then the neighbours of an address share its variable part, and
+    the constant goes into the instruction.
     """
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
         self._scopes: list[dict[Hashable, Any]] = [{}]
+        self._sums: dict[ir.Value, tuple[ir.Value, int]] = {}
 
     def enter(self) -> None:
         self._scopes.append({})
@@ -62,14 +65,28 @@ class Arithmetic:
     def value(self, n: Number) -> ir.Value:
         return n if isinstance(n, ir.Value) else self.once(("index", n), lambda: builders.index(n))
 
+    def _parts(self, n: Number) -> tuple[Number, int]:
+        """A number as its variable part, 0 if there is none, and a constant to add to it."""
+        return (0, n) if isinstance(n, int) else self._sums.get(n, (n, 0))
+
     def add(self, a: Number, b: Number) -> Number:
-        if isinstance(a, int) and isinstance(b, int):
-            return a + b
-        if a == 0 or b == 0:
-            return b if a == 0 else a
-        if isinstance(a, int):
-            a, b = b, a
-        return self.once(("add", a, b), lambda: arith.addi(self.value(a), self.value(b)))
+        (x, m), (y, n) = self._parts(a), self._parts(b)
+        if isinstance(x, int) or isinstance(y, int):
+            variable = y if isinstance(x, int) else x
+        else:
+            variable = self.once(("add", x, y), lambda: arith.addi(x, y))
+        return self._plus(variable, m + n)
+
+    def _plus(self, variable: Number, constant: int) -> Number:
+        if isinstance(variable, int) or constant == 0:
+            return variable if constant == 0 else constant
+
+        def build() -> ir.Value:
+            value = arith.addi(variable, self.value(constant))
+            self._sums[value] = variable, constant
+            return value
+
+        return self.once(("add", variable, constant), build)
 
     def sub(self, a: Number, b: Number) -> Number:
         if isinstance(b, int):
@@ -81,8 +98,12 @@ class Arithmetic:
             return a * b
         if isinstance(a, int):
             a, b = b, a
-        if isinstance(b, int) and b in (0, 1):
-            return a if b else 0
+        if isinstance(b, int):
+            if b in (0, 1):
+                return a if b else 0
+            variable, constant = self._parts(a)
+            if constant:
+                return self._plus(self.mul(variable, b), constant * b)
         return self.once(("mul", a, b), lambda: arith.muli(self.value(a), self.value(b)))
 
     def floordiv(self, a: Number, b: Number) -> Number:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlirc.tests.passes.graph_text import generic
-from mlirc.tests.passes.vectorize.kernels import built, kernel, padded, untouched
+from mlirc.tests.passes.vectorize.kernels import built, kernel, padded, stages, untouched
 
 rng = np.random.default_rng(0)
 PRODUCT = "%p = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %p : f32"
@@ -85,6 +85,39 @@ def test_sizes_as_arguments():
         assert run(a, b, m, k, n, got) == 0
         close(got, a @ b)
         assert untouched(got)
+
+
+def symbolic_rows(k, n):
+    """c += a @ b with c in place, for any number of rows."""
+    a_type, b_type, out = f"tensor<?x{k}xf32>", f"tensor<{k}x{n}xf32>", f"tensor<?x{n}xf32>"
+    body = generic("%r", [("%a", a_type), ("%b", b_type)], out, ["i, k", "k, j", "i, j"], PRODUCT, "ppr", "ijk", "0.0", "contraction")
+    body += generic("%g", [("%r", out), ("%c", out)], out, body="arith.addf")
+    body = body.replace("tensor.empty()", "tensor.empty(%m)")
+    named = {"%m": 'mlirc.name = "m"', "%a": f'mlirc.sizes = ["m", "{k}"], mlirc.strides = ["{k}", "1"]'}
+    named["%c"] = f'mlirc.sizes = ["m", "{n}"], mlirc.strides = ["{n}", "1"]'
+    arguments = [("%a", a_type), ("%b", b_type), ("%c", out), ("%m", "index")]
+    return kernel(arguments, body, [("%g", out)], [[n, 1]], named)
+
+
+@pytest.mark.parametrize("target", ["host", "x86-64-v3"])
+@pytest.mark.parametrize("k", [5, 1024])
+def test_any_number_of_rows(k, target):
+    """Rows that two tiles compute are stored once: the result may lie where an operand does."""
+    run = built(symbolic_rows(k, 33), target)
+    for m in range(75):
+        a, b, c = arrays((m, k), (k, 33), (m, 33))
+        got = padded(c)
+        assert run(a, b, got, m, got) == 0
+        np.testing.assert_allclose(got, a @ b + c, rtol=1e-3, atol=1e-3)
+        assert untouched(got)
+
+
+def test_symbolic_rows_stay_in_registers():
+    """28 accumulators of the large tile, 16 of the small one, and nothing spilled between them."""
+    assembly = stages(symbolic_rows(768, 64), "skylake-avx512")["asm"]
+    loops = [block for block in assembly.split("\n.LBB") if block.count("vfmadd") in (28, 16)]
+    assert len(loops) == 2
+    assert not any("rsp" in line for block in loops for line in block.splitlines() if "zmm" in line)
 
 
 def test_the_product_itself_is_stored_too():
