@@ -68,6 +68,14 @@ def main(
             bar.update()
 
         Runner(jobs, timeout).run(work, done)
+    if table:
+        from .table import SUMMARY, TABLE, problems, write
+
+        rows = [row for key, row in read_rows(results).items() if key[2] in MODES]
+        write(rows)
+        click.echo(f"{TABLE}\n{SUMMARY}")
+        for problem in problems(rows):
+            click.echo(problem)
 
 
 if __name__ == "__main__":

@@ -59,8 +59,8 @@ class Row:
         return asdict(self)
 
 
-def check(pair: Pair, mode: str) -> Row:
-    """Run all chosen samples of a pair; raises nothing."""
+def check(pair: Pair, mode: str, backend: Any = "mlirc") -> Row:
+    """Run all chosen samples of a pair; raises nothing. `backend` is what torch.compile takes."""
     row = Row(pair.name, pair.dtype, mode)
     started = time.perf_counter()
     try:
@@ -69,7 +69,7 @@ def check(pair: Pair, mode: str) -> Row:
         row.detail = f"no samples: {type(e).__name__}: {e}"
         return row
     for sample in chosen:
-        outcome, detail, aten = _check_sample(pair, mode, sample)
+        outcome, detail, aten = _check_sample(pair, mode, sample, backend)
         row.aten.update(aten)
         if outcome != "nothing":
             row.samples += 1
@@ -79,12 +79,11 @@ def check(pair: Pair, mode: str) -> Row:
     return row
 
 
-def _check_sample(pair: Pair, mode: str, sample: Sample) -> tuple[str, str, dict[str, str]]:
+def _check_sample(pair: Pair, mode: str, sample: Sample, backend: Any) -> tuple[str, str, dict[str, str]]:
     """(outcome, detail, ops left to ATen with their reasons)."""
     randoms = _Randoms()
     try:
-        with randoms:
-            expected = _run(sample, mode, None)
+        expected = _run(sample, mode, None, watch=randoms)
     except Exception as e:
         return "nothing", f"eager raises {type(e).__name__}: {str(e)[:200]}", {}
     if mode == "gradient" and expected.gradients is None:
@@ -92,7 +91,7 @@ def _check_sample(pair: Pair, mode: str, sample: Sample) -> tuple[str, str, dict
     values = not randoms.seen and pair.name not in UNDEFINED
     with listening() as graphs, warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
-        outcome, detail = _compare(pair, mode, sample, expected, values, "mlirc")
+        outcome, detail = _compare(pair, mode, sample, expected, values, backend)
     aten = _left(graphs)
     if outcome in ("differs", "raises"):
         control, what = _compare(pair, mode, sample, expected, values, "aot_eager")
@@ -105,7 +104,7 @@ def _check_sample(pair: Pair, mode: str, sample: Sample) -> tuple[str, str, dict
     return outcome, detail, aten
 
 
-def _compare(pair: Pair, mode: str, sample: Sample, expected: "_Run", values: bool, backend: str) -> tuple[str, str]:
+def _compare(pair: Pair, mode: str, sample: Sample, expected: "_Run", values: bool, backend: Any) -> tuple[str, str]:
     """(right | differs | raises, detail)."""
     torch._dynamo.reset()
     counters.clear()
@@ -156,8 +155,11 @@ class _Run:
         return _Run(tree(self.outputs, like.outputs), tree(self.inputs, like.inputs), tree(self.gradients, like.gradients))
 
 
-def _run(sample: Sample, mode: str, backend: str | None, floats: torch.dtype | None = None) -> _Run:
-    """Call the function on copies of the sample's tensors, in eager mode or compiled; f16 and bf16 become `floats`."""
+def _run(sample: Sample, mode: str, backend: Any, floats: torch.dtype | None = None, watch: Any = None) -> _Run:
+    """Call the function on copies of the sample's tensors, in eager mode or compiled; f16 and bf16 become `floats`.
+
+    `watch` is a context around the call alone: what makes modules and cotangents draws random numbers too.
+    """
     function, owned = sample.make()
     args, kwargs = _copies((sample.args, sample.kwargs), floats)
     if floats is not None and isinstance(function, torch.nn.Module):
@@ -167,7 +169,7 @@ def _run(sample: Sample, mode: str, backend: str | None, floats: torch.dtype | N
         options = {"options": OPTIONS} if backend == "mlirc" else {}
         compiled = torch.compile(function, backend=backend, dynamic=mode == "dynamic", **options)  # type: ignore[call-overload]
     torch.manual_seed(0)
-    with contextlib.nullcontext() if mode == "gradient" else torch.no_grad():
+    with torch.set_grad_enabled(mode == "gradient"), watch or contextlib.nullcontext():
         outputs = compiled(*args, **kwargs)
     gradients = None
     leaves = [x for x in (*pytree.tree_leaves((args, kwargs)), *owned) if isinstance(x, torch.Tensor)]
