@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .errors import CompileError as CompileError
+    from .errors import GuardPageError as GuardPageError
     from .frontend.backend import mlirc as backend
     from .frontend.explain import explain as explain
     from .lowering.target import Target as Target
@@ -25,12 +26,15 @@ _HOMES = {
     "invalidate": (".runtime.weights", "invalidate"),
     "Options": (".options", "Options"),
     "CompileError": (".errors", "CompileError"),
+    "GuardPageError": (".errors", "GuardPageError"),
     "Target": (".lowering.target", "Target"),
     "register_pass": (".passes.registry", "register_pass"),
     "register_strategy": (".passes.registry", "register_strategy"),
 }
 
-__all__ = ["CompileError", "Options", "Target", "backend", "explain", "invalidate", "register_pass", "register_strategy"]
+__all__ = [
+    "CompileError", "GuardPageError", "Options", "Target", "backend", "explain", "invalidate", "register_pass", "register_strategy"
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The one exception type of the compiler."""
+"""The compiler's exception type, and that of its debug mode."""
 
 from __future__ import annotations
 
@@ -34,3 +34,7 @@ class CompileError(RuntimeError):
         self.others: list[CompileError] = []
         places = [("node", node), ("source", source), ("pass", stage), ("kernel", kernel), ("reproducer", reproducer)]
         super().__init__("\n".join([reason, *(f"  {name}: {value}" for name, value in places if value)]))
+
+
+class GuardPageError(RuntimeError):
+    """With the option `guard_pages`: a kernel has accessed memory outside of its buffers. The message names both."""

@@ -36,12 +36,17 @@ class Options:
     """The disk cache is trimmed to this size, oldest use first."""
     perf: bool = False
     """Write /tmp/perf-PID.map so that `perf` names the kernels."""
+    guard_pages: str = "off"
+    """`end`, `start` or `both`: puts every buffer between guard pages, exact at that side, and raises GuardPageError, naming
+    kernel and buffer, for an access outside; `both` runs each graph twice. For debugging: every call copies its inputs."""
     passes: tuple[str, ...] = ()
     """Python files with passes or strategies of your own, loaded before compiling (see README)."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"mlirc: unknown mode {self.mode!r}; valid modes: {', '.join(MODES)}")
+        if self.guard_pages not in GUARD_PAGES:
+            raise ValueError(f"mlirc: option guard_pages wants one of {', '.join(GUARD_PAGES)}, got {self.guard_pages!r}")
 
     @classmethod
     def make(cls, options: dict[str, object] | None = None, mode: str | None = None) -> "Options":
@@ -64,6 +69,9 @@ class Options:
         """A stable text of all options that change the machine code."""
         return hashlib.sha256(repr(sorted(dataclasses.asdict(self).items())).encode()).hexdigest()
 
+
+GUARD_PAGES = {"off": (), "end": ("end",), "start": ("start",), "both": ("start", "end")}
+"""Values of the option `guard_pages`, with the placements in which a graph runs."""
 
 MODES: dict[str, dict[str, object]] = {"default": {}, "reduce-overhead": {}, "max-autotune": {}}
 

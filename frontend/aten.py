@@ -14,6 +14,7 @@ import torch.utils._pytree as pytree
 
 from ..dialects.sizes import parse
 from ..passes.build_plan import HostCall
+from ..runtime.guards import extent
 from ..runtime.program import Frame
 from .evaluate import evaluator
 from .imported import AtenCall, Slot, TensorSpec
@@ -91,9 +92,7 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
                 fresh = torch.empty_strided(tuple(result.shape), strides, dtype=spec.dtype)
                 fresh.copy_(result)
                 result = fresh
-            frame.keep.append(result)
-            if slot < len(frame.hosts):
-                frame.hosts[slot] = result.data_ptr()
+            frame.give(slot, result.data_ptr(), extent(result), result)
 
     return step
 

@@ -16,7 +16,7 @@ from ..dialects.mlir import ir
 from ..driver import compile_graph
 from ..errors import CompileError
 from ..lowering.target import Target
-from ..options import Options
+from ..options import GUARD_PAGES, Options
 from ..runtime.amx import request_tiles
 from ..runtime.pool import get_pool
 from ..runtime.program import Program
@@ -24,6 +24,7 @@ from ..runtime.weights import WeightTable
 from .aten import host_step
 from .decompositions import decompositions
 from .eager import EagerRunner
+from .guarded import GuardedRunner, guarded
 from .imported import ImportedGraph, TensorSpec
 from .importer import import_graph
 from .recurrent import let_dynamo_trace_layers, replace_layers
@@ -132,16 +133,22 @@ def _compile(
     objects = {k.name: k.code for k in compiled.kernels}
     linking = time.perf_counter()
     planned = compiled.planned
-    program = Program(planned.plan, objects, hosts, perf=options.perf)
-    table = None
-    if planned.weights is not None:
-        table = WeightTable(Program(planned.weights, objects, perf=options.perf), planned.weight_bytes)
-    done = time.perf_counter()
-    seconds = {"import": imported - started, **compiled.seconds, "link": done - linking}
+    seconds = {"import": imported - started, **compiled.seconds}
     report = GraphReport.make(direction, graph, compiled, seconds)
+    if placements := GUARD_PAGES[options.guard_pages]:
+        names = {k.symbol: k.name for k in compiled.kernels}
+        runs = [guarded(planned, objects, hosts, names, placement, options.perf) for placement in placements]
+        runner: Runner = GuardedRunner(graph, runs, planned.weight_inputs, report)
+    else:
+        program = Program(planned.plan, objects, hosts, perf=options.perf)
+        table = None
+        if planned.weights is not None:
+            table = WeightTable(Program(planned.weights, objects, perf=options.perf), planned.weight_bytes)
+        runner = Runner(graph, program, table, planned.weight_inputs, report)
+    seconds["link"] = time.perf_counter() - linking
     record(report)
     logger.info("%s", report.summary())
-    return Runner(graph, program, table, planned.weight_inputs, report)
+    return runner
 
 
 def weight_inputs(graph: ImportedGraph) -> list[int]:

@@ -55,18 +55,21 @@ class Runner:
             out = make(args, sizes)
             results.append(out)
             if fresh:
-                outputs.append(out.data_ptr())
+                outputs.append(out)
         for i, base, view in self.views:
             results[i] = view(results[base], sizes)
         tensors = args if self.plain else self._pick(args)
+        self._run(tensors, outputs, sizes)
+        args.clear()
+        del results[self.returned :]
+        return results
+
+    def _run(self, tensors: list[torch.Tensor], outputs: list[torch.Tensor], sizes: Sequence[int]) -> None:
         inputs = list(map(_data_ptr, tensors))
         if self.weights is not None:
             packed = self.weights.results(self._weights_of(inputs), self._weights_of(tensors))
             inputs += packed.addresses
-        self.program.run(inputs, outputs, sizes)
-        args.clear()
-        del results[self.returned :]
-        return results
+        self.program.run(inputs, list(map(_data_ptr, outputs)), sizes)
 
     def _pick(self, args: list[Any]) -> list[torch.Tensor]:
         """The tensors among the arguments and the graph's constants, in the program's order."""

@@ -20,13 +20,13 @@ SIZES_SYMBOL = "mlirc_sizes"
 
 
 class Layout:
-    """Positions in the frame of `plan`, whose arena buffers lie at `arena_offsets`.
+    """Positions in the frame of `plan`, whose arena buffers lie at `arena_offsets`, or anywhere: then each has a slot.
 
     `static` maps integers to the slots that hold them from the start, `slots` maps symbolic expressions to the slots that
     `sizes_ir` fills. Raises CompileError where the plan refers to something that is not there.
     """
 
-    def __init__(self, plan: Plan, arena_offsets: list[Expr]) -> None:
+    def __init__(self, plan: Plan, arena_offsets: list[Expr] | None) -> None:
         self.symbols = plan.symbols
         self.arena_offsets = arena_offsets
         pointers = [a for step in plan.steps if not isinstance(step, HostStep) for a in step.args if isinstance(a, Pointer)]
@@ -35,7 +35,8 @@ class Layout:
         self.sizes = self.outputs + plan.n_outputs
         self.hosts = self.sizes + len(plan.symbols)
         self.constants = self.hosts + self.n_hosts
-        self.size = self.constants + len(plan.constants)
+        self.arena = self.constants + len(plan.constants)
+        self.size = self.arena + (len(plan.arena) if arena_offsets is None else 0)
         """Slots of the frame. Grows with `value`."""
         self.static: dict[int, int] = {}
         self.slots: dict[Expr, int] = {}
@@ -44,11 +45,12 @@ class Layout:
             "output": (self.outputs, plan.n_outputs),
             "constant": (self.constants, len(plan.constants)),
             "host": (self.hosts, self.n_hosts),
+            "arena": (self.arena, len(plan.arena)),
         }
 
     def base(self, buffer: Buffer) -> tuple[int, Expr]:
         """The slot with an address, and how many bytes after it `buffer` starts."""
-        if buffer.kind == "arena":
+        if buffer.kind == "arena" and self.arena_offsets is not None:
             if 0 <= buffer.index < len(self.arena_offsets):
                 return ARENA, self.arena_offsets[buffer.index]
         else:
@@ -110,8 +112,11 @@ class Steps:
     max_arguments: int = 0
 
 
-def encode_steps(plan: Plan, layout: Layout) -> Steps:
-    """The steps of `plan` as words, with all values that they need entered into `layout`."""
+def encode_steps(plan: Plan, layout: Layout, one_by_one: bool = False) -> Steps:
+    """The steps of `plan` as words, with all values that they need entered into `layout`.
+
+    Steps in a row make one segment, or each a segment of its own.
+    """
     steps = Steps()
     words = steps.words
     start = 0
@@ -126,6 +131,10 @@ def encode_steps(plan: Plan, layout: Layout) -> Steps:
         for arg in step.args:
             words.extend(layout.argument(arg))
         steps.max_arguments = max(steps.max_arguments, len(step.args))
+        if one_by_one:
+            words.append(0)
+            steps.schedule.append((start, None))
+            start = len(words)
     words.append(0)
     if len(words) > start + 1:
         steps.schedule.append((start, None))

@@ -104,6 +104,12 @@ class Frame:
         base, start = self._layout.base(pointer.buffer)
         return self._slots[base] + self.size(start) + self.size(pointer.byte_offset)
 
+    def give(self, slot: int, address: int, nbytes: int, owner: object) -> None:
+        """Hand `nbytes` bytes that a host step made to the kernels that read host buffer `slot`; `owner` keeps them in memory."""
+        self.keep.append(owner)
+        if slot < len(self.hosts):
+            self.hosts[slot] = address
+
     def size(self, expr: Expr) -> int:
         """The value of `expr` in this call."""
         if isinstance(expr, int):
@@ -120,6 +126,9 @@ class Program:
     missing, the plan refers to something that is not there, or a size cannot be computed natively.
     """
 
+    stepwise = False
+    """Whether every step is a native call of its own, and every buffer of the arena a block of its own."""
+
     def __init__(
         self,
         plan: Plan,
@@ -131,9 +140,9 @@ class Program:
         self.plan = plan
         self.pool = pool or ArenaPool()
         self.arena_offsets, self.arena_size = plan_offsets(plan.arena)
-        self._layout = layout = Layout(plan, self.arena_offsets)
+        self._layout = layout = Layout(plan, None if self.stepwise else self.arena_offsets)
         self._total = layout.value(self.arena_size)
-        steps = encode_steps(plan, layout)
+        steps = encode_steps(plan, layout, self.stepwise)
         sizes_ir = layout.sizes_ir()
         if sizes_ir:
             objects = {**objects, SIZES_SYMBOL: assemble(sizes_ir)}
@@ -151,9 +160,7 @@ class Program:
         has_hosts = any(host is not None for _, host in self._schedule)
         # The one segment of a program without host steps; a zero word ends an empty one at once.
         self._steps = None if has_hosts else self._schedule[0][0] if self._schedule else first + 8 * (len(self._words) - 1)
-        self._constants = [Block(len(data)) for data in plan.constants]
-        for block, data in zip(self._constants, plan.constants):
-            ctypes.memmove(block.address, data, len(data))
+        self._constants = [self._constant(data) for data in plan.constants]
         self._initial = [(layout.constants + i, block.address) for i, block in enumerate(self._constants)]
         self._initial += [(slot, value) for value, slot in layout.static.items()]
         self._max_arguments = steps.max_arguments
@@ -170,12 +177,8 @@ class Program:
         Raises what a kernel's status or a host step asks for, TypeError for a wrong number of arguments, MemoryError if there
         is no memory for the intermediates, RuntimeError after `close`.
         """
-        if (len(inputs), len(outputs), len(sizes)) != self._counts:
-            raise TypeError("the program takes {} inputs, {} outputs and {} sizes".format(*self._counts))
         # This reference keeps the code in memory to the end of the call, whatever `close` does meanwhile.
-        library = self._library
-        if library is None:
-            raise RuntimeError("the program has been closed")
+        library = self._checked(inputs, outputs, sizes)  # noqa: F841
         try:
             frame = self._frames.pop()
         except IndexError:
@@ -200,6 +203,20 @@ class Program:
             if block is not None:
                 self.pool.give(block)
             self._frames.append(frame)
+
+    def _checked(self, inputs: Sequence[int], outputs: Sequence[int], sizes: Sequence[int]) -> Library:
+        """The code, if the program can be called with these."""
+        if (len(inputs), len(outputs), len(sizes)) != self._counts:
+            raise TypeError("the program takes {} inputs, {} outputs and {} sizes".format(*self._counts))
+        library = self._library
+        if library is None:
+            raise RuntimeError("the program has been closed")
+        return library
+
+    def _constant(self, data: bytes) -> Block:
+        block = Block(len(data))
+        ctypes.memmove(block.address, data, len(data))
+        return block
 
     def _run_with_hosts(self, frame: Frame, inputs: Sequence[int], outputs: Sequence[int], sizes: Sequence[int]) -> int:
         frame.inputs, frame.outputs, frame.sizes = inputs, outputs, sizes

@@ -49,7 +49,7 @@ class Results:
     versions: tuple[int, ...]
     fingerprint: int
     samples: Any
-    blocks: list[Block]
+    blocks: Sequence[Block]
     addresses: list[int]
     owners: list[Any]
 
@@ -87,14 +87,19 @@ class WeightTable:
             samples = _sample_addresses(tensors)
             fingerprint = _fingerprint()(samples, len(samples))
             # A new entry, never the old memory: a call that is still running reads that.
-            blocks = [Block(max(n, 1)) for n in self.nbytes]
+            blocks = self._fill(pointers, tensors)
             addresses = [b.address for b in blocks]
-            self.program.run(pointers, addresses)
             # Other weights may come to lie at the same address: these results end with the first of their weights.
             forget = functools.partial(_forget, weakref.ref(self), pointers)
             owners = [weakref.ref(t, forget) for t in tensors]
             entry = self._entries[pointers] = Results(_epoch, versions, fingerprint, samples, blocks, addresses, owners)
             return entry
+
+    def _fill(self, pointers: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> Sequence[Block]:
+        """New blocks with what is computed from the weights."""
+        blocks = [Block(max(n, 1)) for n in self.nbytes]
+        self.program.run(pointers, [b.address for b in blocks])
+        return blocks
 
 
 def _forget(table: weakref.ref[WeightTable], pointers: tuple[int, ...], _: object) -> None:
