@@ -14,8 +14,7 @@ from ..dialects.mlir import ir
 if TYPE_CHECKING:
     from ..lowering.target import Target
     from .pack import PackShape
-    from .vectorize.access import Accesses
-    from .vectorize.access import Access
+    from .vectorize.access import Access, Accesses
     from .vectorize.contraction import Roles
     from .vectorize.kernel import KernelFunction
 

@@ -412,8 +412,7 @@ class _Contraction:
         self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values, stored_from: Number | None = None
     ) -> None:
         """The epilogue: every stored value at every point of the tile, computed from the accumulators."""
-        e, k = self.e, self.k
-        op = self.op
+        e, op = self.e, self.op
         assert op is not None
         table: dict[Point, ir.Value] = {}
         for i, row in enumerate(rows):
