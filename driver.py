@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from .dialects.context import kernel_context
 from .dialects.mlir import PassManager, ir
 from .dialects.own import load_for
 from .errors import CompileError
@@ -51,7 +52,7 @@ def compile_kernel(
     `llvm` and `asm`. `user` is code of the user's own. With `locations`, those of `text` become debug locations.
     """
     see = observer or (lambda name, what: None)
-    with ir.Context(), ir.Location.unknown():
+    with kernel_context(), ir.Location.unknown():
         load_for(text)
         module = ir.Module.parse(text)
         see("kernel", module)

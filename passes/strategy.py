@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ..lowering.target import Target
     from .pack import PackShape
     from .vectorize.access import Access, Accesses
-    from .vectorize.contraction import Roles
     from .vectorize.kernel import KernelFunction
+    from .vectorize.roles import Roles
 
 
 @dataclass
@@ -240,7 +240,7 @@ def _lane(rows: list[int], inner: list[int], sizes: list[object], kernel: Kernel
 
 
 def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
-    from .vectorize.contraction import roles
+    from .vectorize.roles import roles
 
     d = kernel.domain
     r = roles(kernel)

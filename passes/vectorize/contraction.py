@@ -15,10 +15,9 @@ another address for A (Georganas et al., "Anatomy of high-performance deep learn
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ...dialects import builders
-from ...dialects.mlir import arith, ir, math, scf, vector, x86
+from ...dialects.mlir import arith, ir, math, memref, scf, vector, x86
 from ...errors import CompileError
 from .. import structure as st
 from ..strategy import ContractionStrategy
@@ -27,60 +26,21 @@ from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
 from .nest import Values, constant_mask, delinearize, lane_loop, loop
+from .roles import roles
+
+TRANSCENDENTAL = 16
+"""What a function such as exp counts as, in ops."""
 
 
-@dataclass
-class Roles:
-    """Classes by role. `swapped`: the operand with the lanes is the first one."""
-
-    lane: int | None
-    row: int | None
-    outer: list[int]
-    reductions: list[int]
-    swapped: bool
-
-
-def roles(kernel: KernelFunction) -> Roles:
-    """Assign each class of the anchor's loops."""
-    op = kernel.domain.anchor
-    assert op is not None
-    classes = kernel.domain.loops[op]
-    a, b = [_used(m) for m in st.maps(op)[:2]]
-    order = [d for d in st.map_dims(st.maps(op)[2]) if d is not None and classes[d] is not None]
-    lane = order[-1] if order else None
-    swapped = lane is not None and lane in a and lane not in b
-    if swapped:
-        a, b = b, a
-    row = None
-    for d in reversed(order[:-1]):
-        if d in a and d not in b:
-            row = d if row is None or _larger(kernel, classes[d], classes[row]) else row
-    outer = [classes[d] for d in order if d not in (lane, row)]
-    reductions = [classes[i] for i, it in enumerate(st.iterators(op)) if it == "reduction" and classes[i] is not None]
-    return Roles(
-        None if lane is None else classes[lane], None if row is None else classes[row], outer, reductions, swapped  # type: ignore[arg-type]
-    )
-
-
-def _larger(kernel: KernelFunction, a: int | None, b: int | None) -> bool:
-    x, y = kernel.domain.sizes[a], kernel.domain.sizes[b]  # type: ignore[index]
-    return isinstance(x, int) and isinstance(y, int) and x > 2 * y
-
-
-def _used(m: ir.AffineMap) -> set[int]:
-    """Loops that occur in a map."""
-    out: set[int] = set()
-
-    def visit(e: ir.AffineExpr) -> None:
-        if isinstance(e, ir.AffineDimExpr):
-            out.add(e.position)
-        elif not isinstance(e, ir.AffineConstantExpr):
-            visit(e.lhs)
-            visit(e.rhs)
-
-    for e in m.results:
-        visit(e)
-    return out
+def epilogue_ops(kernel: KernelFunction) -> int:
+    """How many ops an element of the result takes after the product, roughly."""
+    n = 0
+    for op in kernel.domain.loops:
+        if op == kernel.domain.anchor or op.name != "linalg.generic":
+            continue
+        for inner in op.regions[0].blocks[0].operations:
+            n += TRANSCENDENTAL if st.operation(inner).name.startswith("math.") else 1
+    return n
 
 
 def vectorize_contraction(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
@@ -142,6 +102,33 @@ class _Contraction:
 
     def _prepare(self) -> None:
         """What the body needs once, before its loops."""
+        if self._dear_epilogue():
+            self._make_scratch(self.s.rows)
+
+    def _dear_epilogue(self) -> bool:
+        """Whether the epilogue had better be a loop over the rows of a tile than code for each of them."""
+        return self.s.rows * self.s.columns > 4 and self.s.dot is None and epilogue_ops(self.k) > 12
+
+    def _make_scratch(self, rows: int) -> None:
+        """Memory for the sums of one register tile, `width` apart."""
+        element = builders.element_type(self.op.results[0])  # type: ignore[union-attr]
+        place = memref.AllocaOp(ir.MemRefType.get([rows * self.width], element), [], [], alignment=64).result
+        self.scratch = memref.cast(ir.MemRefType.get([builders.DYNAMIC], element), place)
+
+    def _store_from_scratch(
+        self, first: Number, rows: int, lanes: list[Index], masks: Sequence[ir.Value | None], skipped: Number = 0
+    ) -> None:
+        """The epilogue of `rows` rows from `first` on, but for the `skipped` first ones, on the sums in the scratch."""
+        e, m = self.e, self.e.math
+
+        def row(r: Number, _: Values) -> Values:
+            kind = m.vector_type(builders.element_type(self.op.results[0]))  # type: ignore[union-attr]
+            places = [m.add(m.mul(r, self.width), j * e.lanes) for j in range(len(lanes))]
+            sums = [vector.load(kind, self.scratch, [m.value(at)]) for at in places]
+            self._store([Index(m.add(first, r))], lanes, masks, sums)
+            return []
+
+        loop(e, skipped, rows, 1, [], row)
 
     def _lanes(self, first: Number, row_block: Number) -> None:
         """One block of lanes: full, or the last one under a mask."""
@@ -282,7 +269,15 @@ class _Contraction:
         start = e.math.splat(e.value(self.op.operands[2], ()))  # type: ignore[union-attr]
         order = sorted(self.r.reductions, key=lambda c: c == self.s.pairs)
         acc = self._reduce(order, rows, lanes, masks, [start] * (len(rows) * len(lanes)))
-        self._store(rows, lanes, masks, acc, stored_from)
+        m = e.math
+        if self._dear_epilogue():
+            for i in range(len(rows)):
+                for j in range(len(lanes)):
+                    vector.store(acc[i * len(lanes) + j], self.scratch, [m.value(i * self.width + j * e.lanes)])
+            done = 0 if stored_from is None else m.sub(stored_from, rows[0].base)
+            self._store_from_scratch(rows[0].base, len(rows), lanes, masks, done)
+        else:
+            self._store(rows, lanes, masks, acc, stored_from)
         e.math.leave()
 
     def _dot_tile(self, rows: list[Index], columns: list[Index]) -> None:

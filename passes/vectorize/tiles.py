@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...dialects import builders
-from ...dialects.mlir import func, ir, memref, vector, x86
+from ...dialects.mlir import func, ir, x86
 from .. import structure as st
 from ..strategy import ContractionStrategy
 from . import entry
@@ -114,13 +113,10 @@ class _Tiles(_Contraction):
         loop(inner.e, lo, hi, rows, [], block)
 
     def _prepare(self) -> None:
-        f32 = ir.F32Type.get()
-        kind = ir.MemRefType.get([2 * SIDE * self.width], f32)
-        place = memref.AllocaOp(kind, [], [], alignment=64).result
-        self.scratch = memref.cast(ir.MemRefType.get([builders.DYNAMIC], f32), place)
+        self._make_scratch(2 * SIDE)
 
     def _tile(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> None:
-        e, m = self.e, self.e.math
+        m = self.e.math
         assert first is not None
         m.enter()
         heights = [min(SIDE, len(rows) - r) for r in range(0, len(rows), SIDE)]
@@ -132,20 +128,8 @@ class _Tiles(_Contraction):
             for j in range(columns):
                 at = m.value((i * SIDE) * self.width + j * SIDE)
                 x86.amx_tile_store(self.scratch, [at], acc[i * columns + j], stride=m.value(self.width))
-
-        def row(r: Number, _: Values) -> Values:
-            m.enter()
-            lanes = [Index(m.add(first, j * SIDE), 1) for j in range(columns)]
-            kind = m.vector_type(ir.F32Type.get())
-            sums = []
-            for j in range(columns):
-                at = m.add(m.mul(r, self.width), j * SIDE)
-                sums.append(vector.load(kind, self.scratch, [m.value(at)]))
-            self._store([Index(m.add(rows[0].base, r))], lanes, masks, sums)
-            m.leave()
-            return []
-
-        loop(e, 0, len(rows), 1, [], row)
+        lanes = [Index(m.add(first, j * SIDE), 1) for j in range(columns)]
+        self._store_from_scratch(rows[0].base, len(rows), lanes, masks)
         m.leave()
 
     def _sum(

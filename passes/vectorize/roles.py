@@ -1,0 +1,63 @@
+"""What part each loop of a contraction or convolution plays in its register tile; `contraction` explains the parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...dialects.mlir import ir
+from .. import structure as st
+from .kernel import KernelFunction
+
+
+@dataclass
+class Roles:
+    """Classes by role. `swapped`: the operand with the lanes is the first one."""
+
+    lane: int | None
+    row: int | None
+    outer: list[int]
+    reductions: list[int]
+    swapped: bool
+
+
+def roles(kernel: KernelFunction) -> Roles:
+    """Assign each class of the anchor's loops."""
+    op = kernel.domain.anchor
+    assert op is not None
+    classes = kernel.domain.loops[op]
+    a, b = [_used(m) for m in st.maps(op)[:2]]
+    order = [d for d in st.map_dims(st.maps(op)[2]) if d is not None and classes[d] is not None]
+    lane = order[-1] if order else None
+    swapped = lane is not None and lane in a and lane not in b
+    if swapped:
+        a, b = b, a
+    row = None
+    for d in reversed(order[:-1]):
+        if d in a and d not in b:
+            row = d if row is None or _larger(kernel, classes[d], classes[row]) else row
+    outer = [classes[d] for d in order if d not in (lane, row)]
+    reductions = [classes[i] for i, it in enumerate(st.iterators(op)) if it == "reduction" and classes[i] is not None]
+    return Roles(
+        None if lane is None else classes[lane], None if row is None else classes[row], outer, reductions, swapped  # type: ignore[arg-type]
+    )
+
+
+def _larger(kernel: KernelFunction, a: int | None, b: int | None) -> bool:
+    x, y = kernel.domain.sizes[a], kernel.domain.sizes[b]  # type: ignore[index]
+    return isinstance(x, int) and isinstance(y, int) and x > 2 * y
+
+
+def _used(m: ir.AffineMap) -> set[int]:
+    """Loops that occur in a map."""
+    out: set[int] = set()
+
+    def visit(e: ir.AffineExpr) -> None:
+        if isinstance(e, ir.AffineDimExpr):
+            out.add(e.position)
+        elif not isinstance(e, ir.AffineConstantExpr):
+            visit(e.lhs)
+            visit(e.rhs)
+
+    for e in m.results:
+        visit(e)
+    return out
