@@ -2,7 +2,7 @@
 #   PYTHON   the interpreter to create .venv with (3.10 to 3.13)
 #   TORCH    the torch to install; pip prefers a CPU build (2.13.0+cpu) where one is on offer. Elsewhere point pip at
 #            one, e.g. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
-#   ARGS     further arguments for pytest or the demo
+#   ARGS     further arguments for pytest, the demo or the suites
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
@@ -10,13 +10,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test demo lint install clean
+.PHONY: test demo suites lint install clean
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q $(ARGS)
 
 demo: $(STAMP)
 	$(BIN)/python -m mlirc.benchmarks.demo $(ARGS)
+
+# The model suites, continued where suites.jsonl ends; suites.html is written whatever came out.
+suites: $(STAMP)
+	$(BIN)/pip install -q torch_geometric
+	$(BIN)/python -m mlirc.benchmarks.suites run $(ARGS); code=$$?; \
+	$(BIN)/python -m mlirc.benchmarks.suites report suites.jsonl; exit $$code
 
 lint: $(STAMP)
 	$(BIN)/pip install -q -e .[lint]

@@ -26,7 +26,7 @@ import click
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
 
 
-def _compiled(module: Any, backend: str) -> Any:
+def compiled(module: Any, backend: str) -> Any:
     """`module` compiled by a backend; `inductor-freeze` and `inductor-autotune` are Inductor at its best for inference."""
     import torch
 
@@ -46,7 +46,7 @@ def _first_call(module: Any, args: tuple, kwargs: dict[str, Any], backend: str) 
 
     counters.clear()  # and nothing is reset: the contestants before this one are still needed
     start = time.perf_counter()
-    call = _compiled(module, backend)
+    call = compiled(module, backend)
     output = call(*args, **kwargs)
     seconds = time.perf_counter() - start
     if backend != "eager" and not counters["stats"]["unique_graphs"]:

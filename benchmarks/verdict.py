@@ -38,12 +38,18 @@ def reference(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> l
     return tensors(copy.deepcopy(module).double()(*args, **kwargs))
 
 
-def same(eager: list[torch.Tensor], got: list[torch.Tensor], fp64: list[torch.Tensor], dtype: torch.dtype) -> bool:
-    """Whether `got` is as near to `fp64` as `eager` is, or within the tolerance of `dtype` of it."""
+def same(eager: list[torch.Tensor], got: list[torch.Tensor], fp64: list[torch.Tensor] | None, dtype: torch.dtype) -> bool:
+    """Whether `got` is as near to `fp64` as `eager` is, or within the tolerance of `dtype` of it.
+
+    Without an fp64 run, within that tolerance of `eager`. NaN equals NaN.
+    """
     from torch._dynamo.utils import same as dynamo_same
 
-    return len(eager) == len(got) and all(
-        a.shape == b.shape and dynamo_same(a, b, c, tol=TOLERANCE[dtype], equal_nan=True) for a, b, c in zip(eager, got, fp64)
+    if len(eager) != len(got) or (fp64 is not None and len(fp64) != len(eager)):
+        return False
+    return all(
+        a.shape == b.shape and a.dtype == b.dtype and dynamo_same(a, b, c, tol=TOLERANCE[dtype], equal_nan=True)
+        for a, b, c in zip(eager, got, fp64 or [None] * len(eager))
     )
 
 

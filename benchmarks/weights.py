@@ -28,13 +28,21 @@ def redraw(module: nn.Module, args: tuple = (), kwargs: dict[str, Any] | None = 
             parameter.normal_(0, 0.05)
 
     norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None]
-    if norms:
-        momenta = [norm.momentum for norm in norms]
-        for norm in norms:
-            norm.train()
-            norm.momentum = 1.0  # the statistics of this one batch
+    hooks = [norm.register_forward_pre_hook(_take_statistics) for norm in norms]
+    if hooks:
         module(*args, **(kwargs or {}))
-        for norm, momentum in zip(norms, momenta):
-            norm.momentum = momentum
-        module.eval()
+        for hook in hooks:
+            hook.remove()
+        module.train().eval()  # modules that keep what they computed from weights drop it when the mode changes
     return module
+
+
+def _take_statistics(norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Set running statistics to those of the input, which the norm then uses. One value per channel has none."""
+    values = inputs[0].transpose(0, 1).flatten(1)
+    if values.shape[1] < 2:
+        return
+    variance = values.var(1)
+    norm.running_mean.copy_(values.mean(1))
+    # A dead channel would be divided by the square root of eps, and rounding errors in it blown up.
+    norm.running_var.copy_(variance.clamp_min(0.1 * variance.mean().item() + 1e-5))

@@ -32,6 +32,8 @@ class GraphReport:
     calls: int
     arena_bytes: int | None
     seconds: dict[str, float] = field(default_factory=dict)
+    symbols: dict[str, str] = field(default_factory=dict, repr=False)
+    """Exported symbol -> name of the kernel."""
 
     @classmethod
     def make(
@@ -40,7 +42,8 @@ class GraphReport:
         used = {h.name for h in compiled.planned.hosts}
         aten = [AtenNode(c.node, str(c.target), c.reason, c.source, c) for c in graph.aten_calls if c.name in used]
         names = [k.name for k in compiled.kernels]
-        return cls(direction, graph.nodes, aten, names, len(compiled.planned.plan.steps), None, seconds)
+        symbols = {k.symbol: k.name for k in compiled.kernels}
+        return cls(direction, graph.nodes, aten, names, len(compiled.planned.plan.steps), None, seconds, symbols)
 
     def summary(self) -> str:
         times = ", ".join(f"{k} {v:.2f} s" for k, v in self.seconds.items())

@@ -21,6 +21,7 @@ from .layout import ARENA, CONTEXT, INPUTS, SIZES_SYMBOL, STATUS, Layout, encode
 from .loader import Library, assemble
 from .memory import ArenaPool, Block, plan_offsets
 from .plan import Expr, Plan, Pointer
+from .profile import register
 
 _RUN_TYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
 _SIZES_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -170,6 +171,8 @@ class Program:
         self._static_bytes = -1 if self._total in layout.slots.values() else int(self.arena_size)
         self._frames: list[Frame] = []
         self._native = _runner()
+        self._symbols = dict(steps.relocations)
+        register(self)
 
     def run(self, inputs: Sequence[int], outputs: Sequence[int], sizes: Sequence[int] = ()) -> None:
         """Run the graph once on addresses, with the values of `Plan.symbols`.

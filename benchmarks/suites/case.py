@@ -1,0 +1,246 @@
+"""One case, measured in the process that this is called in."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from .rows import Case, Row
+
+RUNS = 3
+"""Calls over which the shares of kernels and of ATen are taken."""
+
+SLOWEST = 8
+"""Kernels that a row keeps."""
+
+
+def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[str], None]) -> Row:
+    """The row of one case. `stage` is told what comes next; `seconds` of timing for each of eager and the backend, 0 only checks.
+
+    The reference is a run in fp64, or where the model has none (dtypes written into its code) eager itself, as in PyTorch's
+    benchmarks. Memory is the peak of the resident set while the model runs in eager, while the backend compiles, and in the
+    backend's later calls.
+    """
+    import torch
+    import torch._dynamo
+
+    from .. import verdict
+    from ..suite import DTYPES
+    from .catalog import load
+
+    torch.set_num_threads(case.threads)
+    torch._dynamo.config.allow_rnn = True  # otherwise Dynamo keeps modules with an nn.LSTM from every backend
+    row: Row = {**vars(case), **_about()}
+    kind = getattr(torch, DTYPES[case.dtype])
+
+    with torch.no_grad():
+        try:
+            stage("building")
+            start = time.perf_counter()
+            torch.manual_seed(0)
+            module, args, kwargs = load(builders)[case.suite][case.model]()
+            module.eval()
+            row["build_s"] = time.perf_counter() - start
+            row["parameters"] = sum(p.numel() for p in module.parameters())
+            stage("the fp64 reference")
+            fp64, row["reference"] = _reference(module, args, kwargs)
+            module = module.to(kind)
+            args, kwargs = verdict.cast((args, kwargs), kind)
+            stage("eager")
+            _reset_peak()
+            eager = verdict.tensors(_seeded(module, args, kwargs))
+            row["eager_peak_mb"] = _peak_mb()
+        except Exception as error:
+            _raise_if_out_of_memory(error)
+            return {**row, "outcome": "unbuilt", "detail": _text(error), "trace": traceback.format_exc()}
+        call = _compile(case.backend, module, row, stage)
+        try:
+            got = verdict.tensors(call(args, kwargs))
+        except Exception as error:
+            _raise_if_out_of_memory(error)
+            return {**row, "outcome": "error", "detail": _text(error), "trace": traceback.format_exc()}
+        right = verdict.same(eager, got, fp64, kind)
+        row["error"] = verdict.relative_error(eager, got)
+        row["outcome"] = "right" if right else "wrong"
+        if not right:
+            row["detail"] = _difference(eager, got)
+        del eager, got, fp64
+        stage("running")
+        _reset_peak()
+        call(args, kwargs)
+        row["peak_mb"] = _peak_mb()
+        _attribute(case.backend, lambda: call(args, kwargs), row)
+        if seconds > 0:
+            stage("timing")
+            _time(lambda: module(*args, **kwargs), lambda: call(args, kwargs), seconds, row)
+    return row
+
+
+def _raise_if_out_of_memory(error: Exception) -> None:
+    """The parent tells by what the process dies of whether a limit was hit. torch's allocator raises a RuntimeError."""
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        raise MemoryError(str(error)) from error
+
+
+def _seeded(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A call with the random state of every other such call: some models draw numbers even in eval mode."""
+    import torch
+
+    torch.manual_seed(1)
+    return function(*args, **kwargs)
+
+
+def _reference(module: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any] | None, str]:
+    import torch
+
+    from .. import verdict
+
+    torch.manual_seed(1)
+    try:
+        return verdict.reference(module, args, kwargs), "fp64"
+    except (RuntimeError, TypeError, ValueError) as error:
+        _raise_if_out_of_memory(error)
+        return None, f"eager, as fp64 fails: {_text(error)}"
+    finally:
+        gc.collect()
+
+
+def _compile(backend: str, module: Any, row: Row, stage: Callable[[str], None]) -> Callable[[tuple, dict[str, Any]], Any]:
+    """A function that calls the compiled module; its first call compiles and fills in what that took."""
+    from torch._dynamo.utils import counters
+
+    from ..suite import compiled
+
+    function = compiled(module, backend)
+    first = True
+
+    def call(args: tuple, kwargs: dict[str, Any]) -> Any:
+        nonlocal first
+        if not first:
+            return _seeded(function, args, kwargs)
+        first = False
+        stage("compiling")
+        counters.clear()
+        _reset_peak()
+        with warnings.catch_warnings(record=True) as caught, ExitStack() as stack:
+            warnings.simplefilter("always")
+            graphs = None
+            if backend == "mlirc":
+                from ...frontend.report import listening
+
+                graphs = stack.enter_context(listening())
+            start = time.perf_counter()
+            output = _seeded(function, args, kwargs)
+            row["compile_s"] = time.perf_counter() - start
+        row["compile_peak_mb"] = _peak_mb()
+        row["graphs"] = counters["stats"]["unique_graphs"]
+        row["graph_breaks"] = sum(counters["graph_break"].values())
+        if backend != "eager" and not row["graphs"]:
+            raise RuntimeError("no graph reached the backend")
+        row["warnings"] = sorted({str(w.message).splitlines()[0][:200] for w in caught if str(w.message).startswith("mlirc")})
+        if graphs is not None:
+            row["nodes"] = sum(g.nodes for g in graphs)
+            row["nodes_left"] = sum(len(g.aten) for g in graphs)
+            row["kernels"] = sum(len(g.kernels) for g in graphs)
+            stages: dict[str, float] = {}
+            for graph in graphs:
+                for name, seconds in graph.seconds.items():
+                    stages[name] = stages.get(name, 0.0) + seconds
+            row["compile_stages"] = {"torch": max(0.0, row["compile_s"] - sum(stages.values())), **stages}
+            _graphs[:] = graphs
+        return output
+
+    return call
+
+
+_graphs: list[Any] = []
+"""What mlirc compiled in this process."""
+
+
+def _attribute(backend: str, call: Callable[[], Any], row: Row) -> None:
+    """Where a call spends its time: shares of what is left to ATen, per op, and of the slowest kernels."""
+    if backend != "mlirc":
+        return
+    from ...frontend import aten
+    from ...runtime import profile
+
+    left = [node for graph in _graphs for node in graph.aten]
+    for node in left:
+        node.call.seconds = 0.0
+    with aten.profiling(), profile.profiling() as kernels:
+        start = time.perf_counter()
+        for _ in range(RUNS):
+            call()
+        total = time.perf_counter() - start
+    groups: dict[tuple[str, str], list[float]] = {}
+    for node in left:
+        groups.setdefault((node.op, node.reason), []).append(node.call.seconds / total)
+    row["aten"] = [
+        {"op": op, "reason": reason, "calls": len(shares), "share": sum(shares)}
+        for (op, reason), shares in sorted(groups.items(), key=lambda item: -sum(item[1]))
+    ]
+    row["aten_share"] = sum(entry["share"] for entry in row["aten"])
+    names = {symbol: name for graph in _graphs for symbol, name in graph.symbols.items()}
+    dearest = sorted(kernels.items(), key=lambda item: -item[1])[:SLOWEST]
+    row["slowest"] = [{"kernel": names.get(s, s), "ms": 1e3 * t / RUNS, "share": t / total} for s, t in dearest]
+
+
+def _time(eager: Callable[[], Any], compiled: Callable[[], Any], seconds: float, row: Row) -> None:
+    from ..measure import alternate, median_ms
+
+    times = alternate({"eager": eager, "compiled": compiled}, seconds)
+    row["eager_ms"], row["ms"] = median_ms(times["eager"]), median_ms(times["compiled"])
+    row["min_ms"], row["calls"] = 1e3 * min(times["compiled"]), len(times["compiled"])
+    row["speedup"] = row["eager_ms"] / row["ms"]
+
+
+def _difference(eager: list[Any], got: list[Any]) -> str:
+    """In what two lists of outputs differ, in a few words."""
+    if len(eager) != len(got):
+        return f"{len(got)} outputs instead of {len(eager)}"
+    for number, (a, b) in enumerate(zip(eager, got)):
+        if a.shape != b.shape:
+            return f"output {number} has the shape {list(b.shape)} instead of {list(a.shape)}"
+        if a.dtype != b.dtype:
+            return f"output {number} is {b.dtype} instead of {a.dtype}"
+    return "values differ"
+
+
+def _text(error: Exception) -> str:
+    message = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {message}"[:300]
+
+
+def _reset_peak() -> None:
+    """Start anew with the peak of the resident set, as low as the process can be made."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except AttributeError:  # not glibc
+        pass
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def _peak_mb() -> float:
+    """The largest resident set since `_reset_peak`, in MiB."""
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return float("nan")
+
+
+def _about() -> dict[str, str]:
+    """What the row was measured with."""
+    import torch
+
+    with open("/proc/cpuinfo") as file:
+        cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "unknown")
+    return {"torch": torch.__version__, "cpu": cpu}

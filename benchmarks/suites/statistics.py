@@ -1,0 +1,54 @@
+"""Pass rates and means over the rows of a suite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .rows import Row
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """The geometric mean of positive numbers; None of nothing."""
+    logs = [math.log(v) for v in values]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+@dataclass
+class Group:
+    """The rows of one suite, dtype, number of threads and backend."""
+
+    suite: str
+    dtype: str
+    threads: int
+    backend: str
+    rows: list[Row]
+
+    @property
+    def counted(self) -> int:
+        """Models that could be built and run in eager mode."""
+        return sum(row["outcome"] != "unbuilt" for row in self.rows)
+
+    @property
+    def right(self) -> int:
+        return sum(row["outcome"] == "right" for row in self.rows)
+
+    @property
+    def rate(self) -> float:
+        """Share (0 to 1) of the counted models that are right."""
+        return self.right / self.counted if self.counted else math.nan
+
+    @property
+    def speedup(self) -> float | None:
+        """Geometric mean over the models that are right and timed."""
+        return geometric_mean(r["speedup"] for r in self.rows if r["outcome"] == "right" and "speedup" in r)
+
+
+def groups(rows: Iterable[Row]) -> list[Group]:
+    """The rows in groups, in the order in which these first appear."""
+    found: dict[tuple[str, str, int, str], Group] = {}
+    for row in rows:
+        key = row["suite"], row["dtype"], row["threads"], row["backend"]
+        found.setdefault(key, Group(*key, [])).rows.append(row)
+    return list(found.values())

@@ -1,0 +1,213 @@
+"""The model suites: the lists, cases in processes of their own with limits, continued runs, the report."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+
+import pytest
+from click.testing import CliRunner
+
+from mlirc.benchmarks.suites import __main__ as command
+from mlirc.benchmarks.suites import huggingface, limits, timm_models, torchbench
+from mlirc.benchmarks.suites.build import Missing
+from mlirc.benchmarks.suites.catalog import PUBLISHED, SUITES, load
+from mlirc.benchmarks.suites.report import render
+from mlirc.benchmarks.suites.rows import Case, append, finished, read
+from mlirc.benchmarks.suites.run import Settings, run_case
+from mlirc.benchmarks.suites.statistics import groups
+
+BUILDERS = """
+import torch
+
+def mlp():
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)), (torch.randn(3, 8),), {}
+
+def hungry():
+    class Hungry(torch.nn.Module):
+        def forward(self, x):
+            return x + torch.ones(2**36).sum()
+    return Hungry(), (torch.randn(3),), {}
+
+def broken():
+    raise ValueError("no such <model>")
+
+def asleep():
+    import time
+    time.sleep(1000)
+
+SUITES = {"tiny": {"mlp": mlp, "hungry": hungry, "broken": broken, "asleep": asleep}}
+"""
+
+
+@pytest.fixture
+def builders(tmp_path):
+    file = tmp_path / "builders.py"
+    file.write_text(BUILDERS)
+    return str(file)
+
+
+def test_lists_have_a_builder_or_a_reason():
+    sizes = {}
+    for suite, models in SUITES.items():
+        for name, model in models.items():
+            assert callable(model) != isinstance(model, Missing), name
+            assert not isinstance(model, Missing) or len(model.reason) > 15, name
+        sizes[suite] = (len(models), sum(not isinstance(m, Missing) for m in models.values()))
+    # The lists are fixed: whoever changes them says so here.
+    assert sizes == {"torchbench": (116, 51), "huggingface": (61, 60), "timm": (66, 66)}
+    assert set(PUBLISHED) == set(SUITES)
+
+
+@pytest.mark.parametrize("module", [torchbench, huggingface, timm_models])
+def test_no_name_is_listed_twice(module):
+    # A dict keeps the last of two equal keys without a word.
+    tree = ast.parse(inspect.getsource(module))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            keys = [k.value for k in node.keys if isinstance(k, ast.Constant)]
+            assert len(keys) == len(set(keys))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" in node.value and "." not in node.value.split()[0]:
+            words = node.value.split()
+            if all("_" in w or w[0].isupper() or w.isalnum() for w in words):
+                assert len(words) == len(set(words))
+
+
+def test_unknown_cases_are_refused(builders):
+    runner = CliRunner()
+    for arguments, text in (
+        (["timm:resnet51"], "no model resnet51"),
+        (["timn"], "torchbench, huggingface, timm"),
+        (["torchbench:dlrm"], "torchbenchmark repository"),
+        (["--builders", builders + ":NOTHING"], "no dict NOTHING"),
+        (["--builders", "no_such_file.py"], "no file no_such_file.py"),
+        (["--dtypes", "f31", "timm"], "unknown f31"),
+    ):
+        result = runner.invoke(command.main, ["run", *arguments])
+        assert result.exit_code == 2 and text in result.output, (arguments, result.output)
+
+
+def test_builders_of_a_file(builders):
+    assert list(load(builders)) == list(load(builders + ":SUITES")) == ["tiny"]
+    assert CliRunner().invoke(command.main, ["list", "--builders", builders]).output.splitlines()[0] == "tiny: 4 models, 0 that cannot be built"
+
+
+def test_run_writes_a_row_and_continues(builders, tmp_path, monkeypatch):
+    out = tmp_path / "rows.jsonl"
+    arguments = ["run", "tiny:mlp", "--backends", "mlirc", "--seconds", "0.01", "--warm", "--out", str(out), "--builders", builders]
+    result = CliRunner().invoke(command.main, arguments)
+    assert result.exit_code == 0, result.output
+    (row,) = read([out])
+    assert row["outcome"] == "right" and row["reference"] == "fp64" and row["error"] < 1e-3
+    assert row["compile_s"] > 0 and row["speedup"] == pytest.approx(row["eager_ms"] / row["ms"])
+    assert row["peak_mb"] > 0 and row["eager_peak_mb"] > 0 and row["parameters"] == 8 * 16 + 16 + 16 * 4 + 4
+    assert row["aten"] == [] and row["aten_share"] == 0 and row["warnings"] == []
+    assert len(row["slowest"]) == row["kernels"] and all(k["ms"] > 0 and 0 < k["share"] < 1 for k in row["slowest"])
+
+    def fail(*_):
+        raise AssertionError("a finished case was run again")
+
+    monkeypatch.setattr("mlirc.benchmarks.suites.run.run_case", fail)
+    assert CliRunner().invoke(command.main, arguments).exit_code == 0
+    assert isinstance(CliRunner().invoke(command.main, [*arguments, "--dtypes", "bf16"]).exception, AssertionError)
+    page = tmp_path / "page.html"
+    assert CliRunner().invoke(command.main, ["report", str(out), "-o", str(page)]).exit_code == 0
+    assert "mlp" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "model, settings, outcome, detail",
+    [
+        ("hungry", Settings(memory=12), "memory", "more than 12 GiB at: the fp64 reference"),
+        ("asleep", Settings(timeout=1), "time", "more than 1 s"),
+        ("broken", Settings(), "unbuilt", "ValueError: no such <model>"),
+    ],
+)
+def test_what_goes_wrong_becomes_a_row(builders, model, settings, outcome, detail):
+    settings = Settings(builders, 0, settings.timeout, settings.memory, cold=False)
+    row = run_case(Case("tiny", model, "f32", 1, "eager"), settings)
+    assert row["outcome"] == outcome and detail in row["detail"], row
+    json.dumps(row)
+
+
+def test_a_limit_ends_what_was_started_too():
+    code = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '1000']); print(p.pid, flush=True); time.sleep(1000)"
+    done = limits.run([sys.executable, "-c", code], {}, 2.0)
+    assert done.timed_out and not done.out_of_memory
+    state = ["ps", "-o", "state=", "-p", done.stdout.strip()]
+    for _ in range(50):  # until somebody has collected it
+        if subprocess.run(state, capture_output=True, text=True).stdout.strip() in ("", "Z"):
+            return
+        time.sleep(0.1)
+    raise AssertionError("the process that the case had started is still there")
+
+
+def test_rows_survive_being_cut_off(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    row = {"suite": "s", "model": "m", "dtype": "f32", "threads": 1, "backend": "mlirc", "outcome": "time"}
+    append(out, row)
+    with out.open("a") as file:
+        file.write('{"suite": "s", "mod')
+    append(out, {**row, "outcome": "right"})
+    assert read([out, tmp_path / "missing.jsonl"]) == [{**row, "outcome": "right"}]
+    assert finished(row, timed=True) and not finished({**row, "outcome": "right"}, timed=True) and finished({**row, "outcome": "right"}, timed=False)
+
+
+def _rows():
+    base = {"suite": "timm", "dtype": "f32", "threads": 1, "cpu": "a CPU", "torch": "2.13"}
+    times = {"compile_s": 3.0, "eager_peak_mb": 500.0, "peak_mb": 400.0, "error": 1e-6, "eager_ms": 10.0, "warnings": []}
+    aten = {"aten": [{"op": "aten.sort.default", "reason": "sorting stays with ATen", "calls": 1, "share": 0.25}], "aten_share": 0.25}
+    slow = {"slowest": [{"kernel": "k01_linear", "ms": 3.0, "share": 0.6}], "kernels": 1}
+    yield {**base, **times, **aten, **slow, "model": "fast", "backend": "mlirc", "outcome": "right", "ms": 5.0, "speedup": 2.0}
+    yield {**base, **times, **slow, "model": "slow", "backend": "mlirc", "outcome": "right", "ms": 20.0, "speedup": 0.5}
+    yield {**base, **times, "model": "fast", "backend": "inductor", "outcome": "right", "ms": 8.0, "speedup": 1.25}
+    for outcome in ("wrong", "error", "time", "memory", "unbuilt"):
+        yield {**base, "model": f"is_{outcome}", "backend": "mlirc", "outcome": outcome, "detail": "<script>alert(1)</script>"}
+
+
+class _Balanced(HTMLParser):
+    """Fails where tags do not match, and collects the text of titles."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.links = [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.links += [v for k, v in attributes if k in ("src", "href")]
+        if tag not in ("meta", "input"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_report_shows_every_outcome_and_needs_no_network():
+    page = render(list(_rows()))
+    parser = _Balanced()
+    parser.feed(page)
+    assert parser.open == [] and parser.links == []
+    assert "alert(1)</script>" not in page and "&lt;script&gt;" in page
+    for text in ("2/6", "33.3%", "geometric mean of 2", "wrong result", "out of time", "out of memory", "eager cannot run it", "k01_linear", "sorting stays with ATen"):
+        assert text in page, text
+    assert page.count('class="faster"') == page.count('class="slower"') == 1 and page.count('class="rival"') == 1
+
+
+def test_rates_leave_out_what_eager_cannot_run():
+    (mlirc, inductor) = groups(_rows())
+    assert (mlirc.right, mlirc.counted, mlirc.speedup) == (2, 6, pytest.approx(1.0))
+    assert (inductor.right, inductor.counted, inductor.speedup) == (1, 1, pytest.approx(1.25))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("suite, name", [(s, n) for s, models in SUITES.items() for n, m in models.items() if not isinstance(m, Missing)])
+def test_every_listed_model_is_built_and_runs(suite, name):
+    row = run_case(Case(suite, name, "f32", 1, "eager"), Settings(seconds=0))
+    assert row["outcome"] == "right", row.get("detail")
