@@ -41,8 +41,8 @@ def is_unsigned(dtype: torch.dtype) -> bool:
 
 
 def scalar(dtype: torch.dtype, value: float | int | bool) -> ir.Value:
-    """A constant of `dtype`."""
-    return constant(mlir_type(dtype), value)
+    """A constant of `dtype`; of bool, whether the number is not zero."""
+    return constant(mlir_type(dtype), value != 0 if dtype == torch.bool else value)
 
 
 def cast(value: ir.Value, source: torch.dtype, target: torch.dtype) -> ir.Value:

@@ -81,9 +81,11 @@ def _range(b: GraphBuilder, node: Any, start: Operand, step: Operand, wide: torc
 @lowers(aten.arange.default, aten.arange.start, aten.arange.start_step)
 def arange(b: GraphBuilder, node: Any, *args: Any, **_: Any) -> T:
     start, step = (0, 1) if len(args) == 1 else (args[0], args[2] if len(args) > 2 else 1)
-    # Eager multiplies in double, whatever the dtype.
-    real = node.meta["val"].dtype.is_floating_point or any(isinstance(a, float) for a in args)
-    return _range(b, node, start, step, torch.float64 if real else torch.int64)
+    # Eager multiplies in double for all floating-point dtypes; for integers it takes the integer parts first.
+    if node.meta["val"].dtype.is_floating_point:
+        return _range(b, node, start, step, torch.float64)
+    start, step = (int(a) if isinstance(a, float) else a for a in (start, step))
+    return _range(b, node, start, step, torch.int64)
 
 
 @lowers(prims.iota.default)

@@ -18,6 +18,7 @@ from .work import serve
 Job = tuple[str, str, str]
 """(name, dtype, mode)"""
 START_SECONDS = 180.0
+START_TRIES = 3
 JOBS_PER_PROCESS = 400
 """Then the process is replaced, so that leaks of torch's do not add up."""
 
@@ -47,7 +48,7 @@ class Runner:
                     if worker is None or served >= JOBS_PER_PROCESS:
                         if worker is not None:
                             worker.stop()
-                        worker, served = _Worker(), 0
+                        worker, served = _start(), 0
                     row, alive = worker.call(job, self.timeout)
                     served += 1
                     if not alive:
@@ -75,6 +76,14 @@ class Runner:
             raise errors[0]
 
 
+def _start() -> "_Worker":
+    """A new worker process; a machine short of memory or time may need several tries."""
+    for _ in range(START_TRIES - 1):
+        with contextlib.suppress(RuntimeError, EOFError, OSError):
+            return _Worker()
+    return _Worker()
+
+
 class _Worker:
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -84,8 +93,9 @@ class _Worker:
         self.process.start()
         theirs.close()
         if not self.connection.poll(START_SECONDS):
+            said = self._said()
             self.stop()
-            raise RuntimeError(f"a worker process did not start:\n{self._said()}")
+            raise RuntimeError(f"a worker process did not start:\n{said}")
         self.connection.recv()
 
     def call(self, job: Job, timeout: float) -> tuple[dict[str, Any], bool]:

@@ -7,7 +7,7 @@ import resource
 from multiprocessing.connection import Connection
 from typing import Any
 
-MEMORY_BYTES = 12 << 30
+MEMORY_BYTES = 8 << 30
 
 
 def serve(connection: Connection) -> None:
