@@ -88,7 +88,7 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
                 continue
             slot, spec = place
             strides = tuple(frame.size(s) for s in spec.strides)
-            if _lies_otherwise(result, strides) or _inside(result, tensors) or result.is_conj() or result.is_neg():
+            if _lies_otherwise(result, strides) or _inside(result, tensors) or _is_lazy(result):
                 fresh = torch.empty_strided(tuple(result.shape), strides, dtype=spec.dtype)
                 fresh.copy_(result)
                 result = fresh
@@ -99,6 +99,11 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
 
 def _lies_otherwise(result: torch.Tensor, strides: Sequence[int]) -> bool:
     return result.stride() != strides and any(n > 1 and a != b for n, a, b in zip(result.shape, result.stride(), strides))
+
+
+def _is_lazy(result: torch.Tensor) -> bool:
+    """Whether the memory does not hold the values: a conjugate or negative still to be made, zeros without memory."""
+    return result.is_conj() or result.is_neg() or result._is_zerotensor()
 
 
 def _inside(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:

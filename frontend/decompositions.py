@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._refs
+
+from .own_decompositions import OWN
 
 aten = torch.ops.aten
 
@@ -37,6 +38,10 @@ EXTRA: tuple[Any, ...] = (
     aten.native_batch_norm_backward,
     aten.dist,
     aten.nanmedian,
+    aten.addmv,
+    aten.adaptive_max_pool2d,
+    aten.adaptive_max_pool3d,
+    aten._batch_norm_with_update_functional,
 )
 
 
@@ -51,16 +56,5 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     kept = {getattr(packet, overload) for packet in KEEP for overload in packet.overloads()}
     table = dict(core_aten_decompositions().items())
     table.update(get_decompositions(EXTRA))
-    table.update({getattr(aten.linspace, o): _linspace for o in aten.linspace.overloads() if not o.endswith("out")})
+    table.update(OWN)
     return {op: f for op, f in table.items() if op not in LOWERINGS and op not in kept}
-
-
-def _linspace(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
-    """For an integer dtype ATen takes the integer parts of both ends first, torch's decomposition does not."""
-
-    def whole(x: Any) -> Any:
-        return x.to(dtype) if isinstance(x, torch.Tensor) else int(x)
-
-    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
-        start, end = whole(start), whole(end)
-    return torch._refs.linspace(start, end, steps, dtype=dtype, **options)

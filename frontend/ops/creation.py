@@ -34,6 +34,7 @@ CONSTANTS: dict[Any, int] = {
     aten.new_zeros.default: 0,
     aten.new_ones.default: 1,
     aten.zero.default: 0,
+    aten._efficientzerotensor.default: 0,
     prims.empty_strided.default: 0,
 }
 

@@ -47,15 +47,15 @@ def index_select(b: GraphBuilder, node: Any, x: T, dim: int, index: T) -> T:
 
 @lowers(aten.gather.default)
 def gather(b: GraphBuilder, node: Any, x: T, dim: int, index: T, *, sparse_grad: bool = False) -> T:
-    if x.rank == 0:
-        return b.reshape(x, out_shape(node))
+    # Numbers in tensors stand for one line.
+    x, index = (b.reshape(t, [1]) if t.rank == 0 else t for t in (x, index))
     dim %= x.rank
 
     def body(at: list[Value], i: Value) -> Value:
         at[dim] = b.checked_index(i, index.dtype, x.shape[dim], wrap=False)
         return tensor.extract(x.value, at)
 
-    return b.from_indices(index.shape, [index], x.dtype, body)
+    return b.reshape(b.from_indices(index.shape, [index], x.dtype, body), out_shape(node))
 
 
 def index_layout(x: T, indices: Sequence[T | None]) -> tuple[list[int], int]:

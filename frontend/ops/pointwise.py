@@ -119,6 +119,8 @@ BINARY_FLOAT: dict[Any, Body] = {
     aten.true_divide.Scalar: s.divide,
     aten.atan2.default: lambda d, x, y: math.atan2(x, y),
     aten.copysign: lambda d, x, y: math.copysign(x, y),
+    aten.hypot.default: s.hypot,
+    aten.ldexp.Tensor: lambda d, x, y: arith.mulf(x, math.exp2(y)),
 }
 COMPARE: dict[Any, Body] = {getattr(aten, p): s.compare(p) for p in ("eq", "ne", "lt", "le", "gt", "ge")} | {
     aten.isnan.default: s.isnan,
@@ -216,6 +218,15 @@ def clamp(b: GraphBuilder, node: Any, x: T, *given: Any, **named: Any) -> T:
         return s.minimum(d, u, left.pop(0)) if high is not None else u
 
     return apply(b, node, [x, *(v for v in (low, high) if v is not None)], raw, Kind.DEFAULT, body)
+
+
+@lowers(aten.angle.default)
+def angle(b: GraphBuilder, node: Any, x: T) -> T:
+    def body(d: torch.dtype, u: ir.Value) -> ir.Value:
+        out = arith.select(s.lt(d, u, scalar(d, 0)), scalar(d, 3.141592653589793), scalar(d, 0))
+        return arith.select(s.isnan(d, u), u, out)
+
+    return apply(b, node, [x], [node.args[0]], Kind.INT_TO_FLOAT, body)
 
 
 @lowers(aten.where.self)

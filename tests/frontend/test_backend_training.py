@@ -128,6 +128,7 @@ FUNCTIONS = {
     "outputs that are views": (lambda x: ((y := x * 2), y.view(-1), y[0], x.view(-1)), G(3, 4)),
     "detached parts": (lambda x: (x * 2).detach() + x, G(5)),
     "recomputation": (lambda x: torch.utils.checkpoint.checkpoint(lambda y: (y.sin() * y).exp(), x, use_reentrant=False), G(5)),
+    "a gradient of zeros": (lambda x: x.sgn() * 2, G(5)),
     "sorted": (lambda x: x.sort()[0] * torch.arange(5), G(5)),
     "an input that is changed": (lambda x, y: y.add_(x.detach()).sum() * x, G(5), R(5)),
 }

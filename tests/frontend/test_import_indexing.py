@@ -13,6 +13,10 @@ x.index_select(0, i)
 x.index_select(1, i)
 x.gather(1, g)
 torch.take_along_dim(x, g, 1)
+x[0, 0].gather(0, g[0, 0, 0] % 6)
+x[0, 0, 0].gather(0, g[0, 0, :1] * 0)
+torch.diagonal_scatter(x, x[:3, :, 0].T, -1, 0, 2)
+torch.diagonal_scatter(x[0], x[0, :6, 0], 2, 1, 0)
 x[i]
 x[:, i]
 x[..., j]

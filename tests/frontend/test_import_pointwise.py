@@ -15,7 +15,7 @@ INF, NAN = float("inf"), float("nan")
 SPECIAL = torch.tensor([0.0, -0.0, 1, -1, INF, -INF, NAN, 2.5, -2.5, 0.5, 1.5, -0.5, 3e37, -3e37, 100, -100, 7])
 
 UNARY = (
-    "abs acos acosh asin asinh atan atanh ceil cos cosh deg2rad erf erfc exp exp2 expm1 floor isfinite isinf isnan isneginf isposinf "
+    "abs acos acosh angle asin asinh atan atanh ceil cos cosh deg2rad erf erfc exp exp2 expm1 floor isfinite isinf isnan isneginf isposinf "
     "log log10 log1p log2 logical_not nan_to_num neg reciprocal relu round rsqrt sgn sigmoid sign signbit sin sinh sqrt square tan "
     "tanh trunc"
 ).split()
@@ -43,7 +43,7 @@ def test_unary_of_integers(dtype):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_binary(dtype):
     x, y = (t.contiguous().to(dtype) for t in torch.meshgrid(SPECIAL, SPECIAL, indexing="ij"))
-    matches(named(BINARY), x, y, factor=4)
+    matches(named([*BINARY, "hypot"]), x, y, factor=4)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
@@ -149,6 +149,8 @@ torch.clamp_max(x, y)
 torch.div(x, y, rounding_mode="floor")
 torch.div(x, y, rounding_mode="trunc")
 torch.xlogy(x, y.abs())
+torch.hypot(x, y)
+torch.ldexp(x, y.round())
 torch.logaddexp(x, y)
 torch.heaviside(x, y)
 torch.float_power(x.abs(), 2)

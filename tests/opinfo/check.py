@@ -36,7 +36,7 @@ crash     the process died
 timeout   took too long
 nothing   not counted: no sample, or eager itself raises
 """
-OPTIONS = {"workers": 1}
+OPTIONS = {"workers": 1, "strict": True}
 
 
 @dataclass
