@@ -131,7 +131,7 @@ def dump(
         _dump_file(Path(what), options, user, selection, show)
         summaries: list[GraphSummary] = []
     else:
-        graphs = _graphs(what, inputs, dynamic, train, graph)
+        graphs = _graphs(what, inputs, dynamic, train, graph, options)
         summaries = _dump_graphs(graphs, options, user, selection, show, kernel)
     if only_list:
         _list(of_graph, of_kernel, summaries)
@@ -187,12 +187,12 @@ def _user_code(what: str) -> Iterator[None]:
         raise click.ClickException(f"{where}{type(error).__name__}: {error}") from e
 
 
-def _graphs(what: str, inputs: tuple[str, ...], dynamic: bool, train: bool, number: int | None) -> list[Captured]:
+def _graphs(what: str, inputs: tuple[str, ...], dynamic: bool, train: bool, number: int | None, options: Options) -> list[Captured]:
     from .frontend.dump import capture_graphs
     from .frontend.user_model import load_model
 
     with _user_code(what):
-        graphs = capture_graphs(load_model(what, inputs), dynamic or None, train)
+        graphs = capture_graphs(load_model(what, inputs), options, dynamic or None, train)
     if not graphs:
         raise click.ClickException(f"{what} calls no tensor function: there is no graph")
     if number is None:

@@ -26,6 +26,8 @@ class Options:
     """Seconds that the compilation of one kernel may take."""
     worker_memory_mb: int = 4096
     """Address space in MiB that a worker may use on top of what it needs to start."""
+    rng: str = "native"
+    """Who makes random numbers: `native` kernels (Philox), or `aten`, whose numbers are those of eager mode."""
     prepack: bool = True
     """In inference, compute what depends on weights alone (packing, folded batch norm) once and keep it."""
     cache: bool = True
@@ -43,6 +45,8 @@ class Options:
     """Python files with passes or strategies of your own, loaded before compiling (see README)."""
 
     def __post_init__(self) -> None:
+        if self.rng not in ("native", "aten"):
+            raise ValueError(f"mlirc: unknown rng {self.rng!r}; valid: native, aten")
         if self.mode not in MODES:
             raise ValueError(f"mlirc: unknown mode {self.mode!r}; valid modes: {', '.join(MODES)}")
         if self.guard_pages not in GUARD_PAGES:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import default_partition
 
 from .. import log
 from ..dialects.mlir import ir
@@ -27,6 +28,7 @@ from .eager import EagerRunner
 from .guarded import GuardedRunner, guarded
 from .imported import ImportedGraph, TensorSpec
 from .importer import import_graph
+from .random import keep_seeds
 from .recurrent import let_dynamo_trace_layers, replace_layers
 from .registry import LeaveGraph
 from .report import GraphReport, record
@@ -45,19 +47,25 @@ def mlirc(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str 
     if target.has_amx_bf16:
         request_tiles()
     get_pool(chosen).warm_up()
-    return capture(gm, example_inputs, functools.partial(compile_fx, options=chosen, target=target))
+    return capture(gm, example_inputs, functools.partial(compile_fx, options=chosen, target=target), chosen)
 
 
-def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compiler: Callable[..., Any]) -> Any:
+def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compiler: Callable[..., Any], options: Options) -> Any:
     """AOTAutograd as mlirc wants it: `compiler(gm, inputs, direction=...)` gets functional ATen graphs."""
     replace_layers(gm)
     return aot_autograd(
         fw_compiler=functools.partial(compiler, direction="forward"),
         bw_compiler=functools.partial(compiler, direction="backward"),
         inference_compiler=functools.partial(compiler, direction="inference"),
-        decompositions=decompositions(),
+        decompositions=decompositions(options.rng),
+        partition_fn=_partition,
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
+
+
+def _partition(joint: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    keep_seeds(joint)
+    return default_partition(joint, *args, **kwargs)
 
 
 def compile_fx(

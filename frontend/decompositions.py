@@ -12,11 +12,9 @@ from .own_decompositions import OWN
 
 aten = torch.ops.aten
 
-# Kept whole, or left to ATen: attention's kernel is one op, and random numbers come from ATen's generator.
+# Kept whole: attention's kernel is one op, others have lowerings of their own.
 KEEP: tuple[Any, ...] = (
     aten._scaled_dot_product_flash_attention_for_cpu,
-    aten.bernoulli,
-    aten.native_dropout,
     aten.embedding_dense_backward,
     aten.index_add,
     aten.index_copy,
@@ -37,6 +35,7 @@ EXTRA: tuple[Any, ...] = (
     aten.triu_indices,
     aten.native_batch_norm_backward,
     aten.dist,
+    aten.rrelu_with_noise_backward,
     aten.nanmedian,
     aten.addmv,
     aten.adaptive_max_pool2d,
@@ -46,15 +45,24 @@ EXTRA: tuple[Any, ...] = (
 
 
 @functools.cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """The table for `aot_autograd(decompositions=...)`: the core ATen one without what we lower as it is."""
+def decompositions(rng: str = "native") -> dict[Any, Callable[..., Any]]:
+    """The table for `aot_autograd(decompositions=...)`: the core ATen one without what we lower as it is.
+
+    `rng` is the option: with "aten", random ops stay whole.
+    """
     from torch._decomp import core_aten_decompositions, get_decompositions
 
-    from . import ops  # noqa: F401  (fills LOWERINGS)
+    from . import ops, random  # noqa: F401  (fills LOWERINGS)
     from .registry import LOWERINGS
 
     kept = {getattr(packet, overload) for packet in KEEP for overload in packet.overloads()}
     table = dict(core_aten_decompositions().items())
     table.update(get_decompositions(EXTRA))
     table.update(OWN)
-    return {op: f for op, f in table.items() if op not in LOWERINGS and op not in kept}
+    for op, f in random.DECOMPOSITIONS.items():
+        if rng == "native":
+            table[op] = f
+        else:
+            table.pop(op, None)
+    lowered = LOWERINGS.keys() - random.DECOMPOSITIONS.keys()
+    return {op: f for op, f in table.items() if op not in lowered and op not in kept}

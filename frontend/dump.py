@@ -68,7 +68,7 @@ class Selection:
 Show = Callable[[Snapshot], None]
 
 
-def capture_graphs(model: UserModel, dynamic: bool | None = None, train: bool = False) -> list[Captured]:
+def capture_graphs(model: UserModel, options: Options, dynamic: bool | None = None, train: bool = False) -> list[Captured]:
     """All ATen graphs that a call of the model compiles; with `train`, forward and backward ones."""
     found: list[Captured] = []
     pending = ""
@@ -82,7 +82,7 @@ def capture_graphs(model: UserModel, dynamic: bool | None = None, train: bool = 
     def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
         nonlocal pending
         pending = gm.print_readable(print_output=False)
-        return capture(gm, inputs, compiler)
+        return capture(gm, inputs, compiler, options)
 
     function = model.function
     compiled = torch.compile(function, backend=backend, dynamic=dynamic, isolate_recompiles=True)  # type: ignore[call-overload]

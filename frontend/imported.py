@@ -77,6 +77,8 @@ class ImportedGraph:
     writes: list[int] = field(default_factory=list)
     aten_calls: list[AtenCall] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
+    seeds: int = 0
+    """How many seeds of random numbers each call draws; they are inputs behind the constants."""
     rounded: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
     """Symbols that stand for expressions of the other ones."""
     returned: int = 0

@@ -26,6 +26,7 @@ from ..dialects import builders
 from ..dialects.mlir import func, ir
 from ..errors import CompileError
 from . import ops as _ops  # noqa: F401  (registers the lowerings)
+from . import philox
 from .dtypes import STORABLE, SUPPORTED, mlir_type
 from .extents import Extent, Guards, guards, normal, rounded, same
 from .graph_builder import GraphBuilder, Scalar, T
@@ -70,6 +71,9 @@ class _Importer:
         places = [n for n in nodes if n.op == "placeholder"]
         check_inputs(places)
         places += self._constants(nodes)
+        seeds = [n for n in nodes if n.target is philox.ops.seed.default]
+        self.graph.seeds = len(seeds)
+        places += seeds
         with ir.Location.unknown(), ir.InsertionPoint(self.graph.module.body):
             symbols = self._symbols(places)
             types, attributes, orders = [], [], []

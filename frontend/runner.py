@@ -14,6 +14,7 @@ from ..runtime.program import Program
 from ..runtime.weights import WeightTable
 from .evaluate import evaluator
 from .imported import ImportedGraph, OutputSpec, TensorSpec
+from .philox import draw_seeds
 from .report import GraphReport
 
 _data_ptr = torch.Tensor.data_ptr
@@ -42,13 +43,17 @@ class Runner:
         self.views = [(i, o.base, _view(o, graph)) for i, o in enumerate(graph.outputs) if o.kind in ("view", "same")]
         self.returned = graph.returned
         self.constants = graph.constants
-        self.plain = not self.constants and self.tensors == list(range(len(graph.inputs)))
+        self.seeds = graph.seeds
+        self.plain = not self.constants and not self.seeds and self.tensors == list(range(len(graph.inputs)))
         self.weights = weights
         self.report = report
         self._weights_of = itemgetter(*weight_inputs) if len(weight_inputs) > 1 else lambda x: (x[weight_inputs[0]],)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         sizes = [read(args) for read in self.sizes] if self.sizes else ()
+        if self.constants or self.seeds:
+            args.extend(self.constants)
+            args.extend(draw_seeds(self.seeds).unbind() if self.seeds else ())
         results: list[Any] = []
         outputs = []
         for make, fresh in self.outputs:
@@ -72,9 +77,8 @@ class Runner:
         self.program.run(inputs, list(map(_data_ptr, outputs)), sizes)
 
     def _pick(self, args: list[Any]) -> list[torch.Tensor]:
-        """The tensors among the arguments and the graph's constants, in the program's order."""
-        everything = [*args, *self.constants]
-        return [everything[i] for i in self.tensors]
+        """The tensors among the arguments, the graph's constants and the seeds, in the program's order."""
+        return [args[i] for i in self.tensors]
 
 
 def _size_reader(symbol: sympy.Symbol, graph: ImportedGraph) -> Callable[[list[Any]], int]:

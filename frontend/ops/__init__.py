@@ -11,6 +11,7 @@ from . import (  # noqa: F401
     padding,
     pointwise,
     pooling,
+    random,
     rearranging,
     recurrent,
     reductions,
