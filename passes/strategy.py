@@ -119,6 +119,8 @@ def _loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
         unroll = 1
     if lane not in inner and d.reductions:
         unroll = 1
+    elif lane in inner and unroll > 1:
+        unroll = 4  # accumulators that hide the latency of an addition
     if transposed is not None:
         outer.append(transposed)
         unroll = 1

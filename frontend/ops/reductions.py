@@ -222,7 +222,8 @@ def softmax(b: GraphBuilder, node: Any, x: T, dim: int, *_: Any, dtype: Any = No
     if safe:
         one = lambda t: arith.select(s.eq(d, t, scalar(d, 0)), scalar(d, 1), t)  # noqa: E731
         total = b.pointwise(total.shape, [total], d, d, d, one)
-    return b.pointwise(x.shape, [power, total], d, d, out, arith.divf)
+    # One division for a row; the total is at least one where it is not NaN.
+    return b.pointwise(x.shape, [power, total], d, d, out, lambda u, t: arith.mulf(u, arith.divf(scalar(d, 1), t)))
 
 
 @lowers(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)

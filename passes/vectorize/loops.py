@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...dialects import builders
-from ...dialects.mlir import arith, ir, memref, vector
+from ...dialects.mlir import arith, ir, math, memref, vector
 from ...errors import CompileError
 from .. import structure as st
 from ..strategy import LoopStrategy, transposes
@@ -352,6 +352,7 @@ class _Loops:
         out = []
         for op, acc in zip(phase.reductions, carried):
             (new,) = e.body(op, self._loops(op), [acc])
+            new = _multiply_add(new, acc)
             if isinstance(acc.type, ir.VectorType):
                 new = e.math.splat(new)
             if e.mask is not None and self.horizontal:
@@ -379,6 +380,18 @@ class _Loops:
 
     def _publish(self, op: ir.Operation, value: ir.Value) -> None:
         self.e.known[op.results[0]] = lambda point: value
+
+
+def _multiply_add(total: ir.Value, acc: ir.Value) -> ir.Value:
+    """`acc + a * b` with one rounding: sums are reassociated anyway."""
+    op = st.owner(total)
+    if op is None or op.name != "arith.addf" or acc not in list(op.operands):
+        return total
+    term = op.operands[1] if op.operands[0] == acc else op.operands[0]
+    product = st.owner(term)
+    if product is None or product.name != "arith.mulf" or term.type != acc.type:
+        return total
+    return math.fma(*product.operands, acc)
 
 
 def _dear(op: ir.Operation) -> bool:

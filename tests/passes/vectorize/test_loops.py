@@ -181,3 +181,23 @@ def test_vectors_and_masks_in_the_text():
 
 def test_host_is_tested_with_its_own_vectors():
     assert Target.parse("host").vector_bits >= 128
+
+
+def test_maxima_do_not_order_zeros():
+    t, row = "tensor<8x64xf32>", "tensor<8xf32>"
+    assembly = stages(kernel([("%x", t)], softmax(t, row), [("%r", t)], [[64, 1]]), "skylake-avx512")["asm"]
+    assert "vmaxps" in assembly and "vpmovd2m" not in assembly
+
+
+def test_sums_of_products_multiply_and_add_at_once():
+    t, row = "tensor<8x640xf32>", "tensor<8xf32>"
+    body = generic("%s", [("%x", t), ("%y", t)], row, ["i, j", "i, j", "i"], "%p = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %p : f32", "pr", "ij", "0.0")
+    text = kernel([("%x", t), ("%y", t)], body, [("%s", row)], [[1]])
+    assembly = stages(text, "skylake-avx512")["asm"]
+    assert assembly.count("vfmadd") == 4 and "vmulps" not in assembly
+    run = built(text)
+    x, y = arrays((8, 640), (8, 640))
+    got = padded(np.zeros(8, np.float32))
+    assert run(x, y, got) == 0
+    np.testing.assert_allclose(got, (x * y).sum(1), rtol=1e-4, atol=1e-4)
+    assert untouched(got)

@@ -1,0 +1,270 @@
+"""The fused groups of real models, one by one: how near to memory speed, and against eager and Inductor.
+
+Groups are what the compiler made kernels of, but for those with a product or a convolution, taken from the model's own graph
+with the values that the model has there; nothing is picked by hand. Each becomes a small graph of its own. Equal groups
+(the layers of a transformer) count once, `calls` says how often the model has them.
+
+`limit` is the time that a plain copy takes to read and write as many bytes as the group's inputs and outputs have, timed in
+the same rounds; `of limit` is that time over the kernel's. It is above one where inputs are in cache, or not read whole, and
+far below one where the group computes more than it moves.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@dataclass
+class Group:
+    """A kernel's nodes as a graph of their own, with the arguments of the first place where the model has it."""
+
+    model: str
+    name: str
+    calls: int
+    graph: Any
+    arguments: list[Any]
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of the inputs, each element in memory once, and of the outputs; of a table, the rows that are looked up."""
+        import torch
+
+        with torch.no_grad():
+            outputs = [t for t in self.graph(*self.arguments) if isinstance(t, torch.Tensor)]
+        total = sum(map(_extent, outputs))
+        places = [n for n in self.graph.graph.nodes if n.op == "placeholder"]
+        for place, t in zip(places, self.arguments):
+            if isinstance(t, torch.Tensor):
+                looked_up = [u.meta["val"].numel() for u in place.users if str(u.target) in _LOOK_UPS and u.args[0] is place]
+                rows = sum(looked_up) * t.element_size() if len(looked_up) == len(place.users) else _extent(t)
+                total += min(rows, _extent(t))
+        return total
+
+
+_LOOK_UPS = {"aten.embedding.default", "aten.index.Tensor", "aten.gather.default", "aten.index_select.default"}
+
+
+def _extent(t: Any) -> int:
+    """Bytes of the distinct elements of a tensor that may be expanded."""
+    n = 1
+    for size, step in zip(t.shape, t.stride()):
+        n *= size if step else 1
+    return n * t.element_size()
+
+
+def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
+    """The groups of a model of `benchmarks.models` in inference, by first appearance."""
+    import torch
+    import torch._dynamo
+
+    from mlirc.frontend.backend import capture
+
+    from . import verdict
+    from .models import build
+
+    module, args, kwargs = build(model)
+    module = module.to(dtype)
+    args, kwargs = verdict.cast((args, kwargs), dtype)
+    found: list[Group] = []
+
+    def compiler(gm: Any, inputs: Any, direction: str) -> Callable[[list[Any]], Any]:
+        kernels = _kernels(gm)
+
+        def run(arguments: list[Any]) -> Any:
+            values: dict[str, Any] = {}
+            needed = {n.name for k in kernels for n in k.inputs}
+
+            class Record(torch.fx.Interpreter):
+                def run_node(self, n: Any) -> Any:
+                    value = super().run_node(n)
+                    if n.name in needed:
+                        values[n.name] = value
+                    return value
+
+            out = Record(gm).run(*arguments)
+            if any(k.name for k in kernels):
+                found.extend(Group(model, k.name, k.calls, k.graph, [values[n.name] for n in k.inputs]) for k in kernels)
+                kernels.clear()
+            arguments.clear()
+            return out
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(module, backend=lambda gm, inputs: capture(gm, inputs, compiler), dynamic=dynamic)(*args, **kwargs)
+    torch._dynamo.reset()
+    return found
+
+
+@dataclass
+class _Kernel:
+    name: str
+    calls: int
+    inputs: list[Any]
+    graph: Any
+
+
+def _kernels(gm: Any) -> list[_Kernel]:
+    """The kernels without products of a graph, each as a graph of the nodes that its first call computes."""
+    from mlirc.dialects.mlir import ir
+    from mlirc.driver import run_graph_passes
+    from mlirc.frontend.backend import weight_inputs
+    from mlirc.frontend.imported import TensorSpec
+    from mlirc.frontend.importer import import_graph
+    from mlirc.lowering.target import Target
+    from mlirc.passes import structure as st
+    from mlirc.passes.vectorize import KernelFunction
+
+    out = []
+    nodes = {n.name: n for n in gm.graph.nodes}
+    with ir.Context(), ir.Location.unknown():
+        graph = import_graph(gm, True, {})
+        placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        weights = {placeholders[i] for i in weight_inputs(graph)}
+        tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
+        function, kernels = run_graph_passes(graph.module, [tensors.index(i) for i in graph.writes], Target.parse("host"))
+        callees = [
+            ir.FlatSymbolRefAttr(op.attributes["callee"]).value for op in function.regions[0].blocks[0].operations if op.name == "func.call"
+        ]
+        for k in kernels:
+            module = ir.Module.parse(k.text)
+            kind = KernelFunction(st.operation(module.body.operations[0])).domain.kind
+            calls = max(callees.count(k.name), 1)
+            if kind in ("contraction", "convolution") or "_pack_" in k.name:
+                continue
+            chosen = {n for n in k.origins[: len(k.origins) // calls] if n in nodes and nodes[n].op == "call_function"}
+            if chosen:
+                inputs, part = _part(gm, chosen)
+                if not weights.issuperset(inputs):
+                    out.append(_Kernel(k.name, calls, inputs, part))
+    return out
+
+
+def _part(gm: Any, chosen: set[str]) -> tuple[list[Any], Any]:
+    """The nodes that the part reads, and the part as a module of its own that returns what others read of it."""
+    import operator
+
+    import torch
+
+    # A node with several results is no value: whoever reads it selects one.
+    for n in gm.graph.nodes:
+        if n.target is operator.getitem and n.args[0].name in chosen:
+            chosen.add(n.name)
+    graph = torch.fx.Graph()
+    copies: dict[Any, Any] = {}
+    inputs: list[Any] = []
+    members = [n for n in gm.graph.nodes if n.name in chosen]
+    for n in members:
+        for used in n.all_input_nodes:
+            if used.name not in chosen and used not in copies:
+                copies[used] = graph.placeholder(used.name)
+                copies[used].meta = dict(used.meta)
+                inputs.append(used)
+    for n in members:
+        copies[n] = graph.node_copy(n, lambda x: copies[x])
+    read = [n for n in members if any(u.name not in chosen for u in n.users) and isinstance(n.meta.get("val"), torch.Tensor)]
+    graph.output(tuple(copies[n] for n in read or members[-1:]))
+    return inputs, torch.fx.GraphModule(gm, graph)
+
+
+def measure(group: Group, backends: list[str], seconds: float) -> dict[str, Any]:
+    """A row: milliseconds of each backend through torch.compile, of the bare kernels, and of a copy of as many bytes."""
+    import torch
+    import torch._dynamo
+
+    from mlirc.frontend.backend import compile_fx
+    from mlirc.lowering.target import Target
+    from mlirc.options import Options
+
+    from .measure import alternate, median_ms
+    from .suite import _compiled
+
+    row: dict[str, Any] = {"model": group.model, "group": group.name, "calls": group.calls, "bytes": group.moved_bytes}
+    arguments = group.arguments
+    row["shapes"] = [str(tuple(a.shape)) for a in arguments if isinstance(a, torch.Tensor)]
+    calls: dict[str, Callable[[], object]] = {}
+    with torch.no_grad():
+        expected = group.graph(*arguments)
+        for backend in backends:
+            torch._dynamo.reset()
+            call = _compiled(group.graph, backend)
+            got = call(*arguments)
+            pairs = [(a, b) for a, b in zip(expected, got) if isinstance(a, torch.Tensor)]
+            row[f"{backend} error"] = max(((a.double() - b.double()).abs().max().item() for a, b in pairs if a.numel()), default=0.0)
+            calls[backend] = lambda call=call: call(*arguments)
+        runner = compile_fx(group.graph, arguments, options=Options.make(None, None), target=Target.parse("host"))
+        row["kernels"] = len(runner.report.kernels)  # type: ignore[attr-defined]
+        row["aten"] = len(runner.report.aten)  # type: ignore[attr-defined]
+        calls["kernel"] = lambda: runner(list(arguments))
+        source = torch.empty(max(row["bytes"] // 2, 1), dtype=torch.uint8)
+        target = torch.empty_like(source)
+        calls["limit"] = lambda: target.copy_(source)
+        for name, times in alternate(calls, seconds).items():
+            row[f"{name} ms"] = median_ms(times)
+    row["of limit"] = row["limit ms"] / row["kernel ms"]
+    return row
+
+
+def _describe(row: dict[str, Any], backends: list[str]) -> str:
+    text = f"{row['model']:13} {row['calls']:3}x {row['group'][:44]:44} {row['bytes'] / 1e6:8.2f} MB  kernel {row['kernel ms'] * 1e3:8.1f} us, {row['of limit']:5.2f} of limit"
+    for backend in backends:
+        if backend != "mlirc":
+            text += f", {row[f'{backend} ms'] / row['mlirc ms']:5.2f}x {backend}"
+    return text
+
+
+def _summary(rows: list[dict[str, Any]], backends: list[str]) -> str:
+    spent = sum(r["kernel ms"] * r["calls"] for r in rows)
+    text = f"{len(rows)} groups; of limit, weighted by time: {sum(r['limit ms'] * r['calls'] for r in rows) / spent:.2f}"
+    for backend in backends:
+        if backend != "mlirc":
+            ratios = [r[f"{backend} ms"] / r["mlirc ms"] for r in rows]
+            text += f"; {math.exp(sum(map(math.log, ratios)) / len(ratios)):.2f}x {backend} (geometric mean), slowest {min(ratios):.2f}x"
+    return text
+
+
+@click.command(help=__doc__)
+@click.option("--models", default="bert,gpt2,llama_prefill,vit_b16,convnext_t,mobilenetv3,swin_t,unet,sage", show_default=True)
+@click.option("--dtype", default="f32", show_default=True, type=click.Choice(["f32", "bf16"]))
+@click.option("--threads", default=1, show_default=True)
+@click.option("--backends", default="eager,mlirc", show_default=True, help="Comma-separated; inductor-freeze is another.")
+@click.option("--seconds", default=0.5, show_default=True, help="Seconds of timing for each contestant.")
+@click.option("--dynamic", is_flag=True, help="Sizes are symbols.")
+@click.option("--out", type=click.Path(path_type=Path), help="Append the rows to this file as JSON lines.")
+def main(models: str, dtype: str, threads: int, backends: str, seconds: float, dynamic: bool, out: Path | None) -> None:
+    import torch
+
+    from .suite import DTYPES
+
+    torch.set_num_threads(threads)
+    contestants = backends.split(",")
+    rows = []
+    for model in models.split(","):
+        for group in groups_of(model, getattr(torch, DTYPES[dtype]), dynamic):
+            try:
+                row = measure(group, contestants, seconds)
+            except Exception as error:  # one group's failure must not end the table
+                click.echo(f"{model:13} {group.name} FAILED {type(error).__name__}: {str(error)[:300]}", err=True)
+                continue
+            rows.append(row)
+            click.echo(_describe(row, contestants))
+            if out:
+                with out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    if rows:
+        click.echo(_summary(rows, contestants))
+    sys.exit(0 if rows else 1)
+
+
+if __name__ == "__main__":
+    main()
