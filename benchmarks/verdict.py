@@ -32,10 +32,11 @@ def tensors(output: Any) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def reference(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The outputs of an fp64 copy of `module`."""
-    args, kwargs = cast((args, kwargs), torch.float64)
-    return tensors(copy.deepcopy(module).double()(*args, **kwargs))
+def reference(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any], precision: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    """The outputs of a copy of `module` in fp64, or another precision; floating-point ones are fp64 in any case."""
+    args, kwargs = cast((args, kwargs), precision)
+    outputs = tensors(copy.deepcopy(module).to(precision)(*args, **kwargs))
+    return [x.double() if x.is_floating_point() else x for x in outputs]
 
 
 def same(eager: list[torch.Tensor], got: list[torch.Tensor], fp64: list[torch.Tensor] | None, dtype: torch.dtype) -> bool:

@@ -23,8 +23,8 @@ SLOWEST = 8
 def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[str], None]) -> Row:
     """The row of one case. `stage` is told what comes next; `seconds` of timing for each of eager and the backend, 0 only checks.
 
-    The reference is a run in fp64, or where the model has none (dtypes written into its code) eager itself, as in PyTorch's
-    benchmarks. Memory is the peak of the resident set while the model runs in eager, while the backend compiles, and in the
+    The reference is a run in fp64, or in fp32 where the model cannot run in fp64 (grouped products of experts), or eager itself.
+    Memory is the peak of the resident set while the model runs in eager, while the backend compiles, and in the
     backend's later calls.
     """
     import torch
@@ -48,8 +48,8 @@ def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[s
             module.eval()
             row["build_s"] = time.perf_counter() - start
             row["parameters"] = sum(p.numel() for p in module.parameters())
-            stage("the fp64 reference")
-            fp64, row["reference"] = _reference(module, args, kwargs)
+            stage("the reference")
+            fp64, row["reference"] = _reference(module, args, kwargs, kind)
             module = module.to(kind)
             args, kwargs = verdict.cast((args, kwargs), kind)
             stage("eager")
@@ -96,19 +96,23 @@ def _seeded(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     return function(*args, **kwargs)
 
 
-def _reference(module: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any] | None, str]:
+def _reference(module: Any, args: tuple, kwargs: dict[str, Any], kind: Any) -> tuple[list[Any] | None, str]:
+    """Outputs of higher precision and the name of it: fp64, or fp32 where ops of the model have no fp64 and `kind` is lower."""
     import torch
 
     from .. import verdict
 
-    torch.manual_seed(1)
-    try:
-        return verdict.reference(module, args, kwargs), "fp64"
-    except (RuntimeError, TypeError, ValueError) as error:
-        _raise_if_out_of_memory(error)
-        return None, f"eager, as fp64 fails: {_text(error)}"
-    finally:
-        gc.collect()
+    for precision in (torch.float64, torch.float32):
+        if precision.itemsize <= kind.itemsize:
+            break
+        torch.manual_seed(1)
+        try:
+            return verdict.reference(module, args, kwargs, precision), str(precision).removeprefix("torch.")
+        except (RuntimeError, TypeError, ValueError) as error:
+            _raise_if_out_of_memory(error)
+        finally:
+            gc.collect()
+    return None, "eager"
 
 
 def _compile(backend: str, module: Any, row: Row, stage: Callable[[str], None]) -> Callable[[tuple, dict[str, Any]], Any]:

@@ -92,7 +92,7 @@ def _svg(body: Sequence[str], height: float, title: str) -> str:
 
 def ratio(value: float) -> str:
     """A ratio to eager, short."""
-    return f"{value:.3g}\u00d7"
+    return f"{value:.2f}\u00d7"
 
 
 def speedups(bars: Sequence[Bar], title: str) -> str:
@@ -100,7 +100,7 @@ def speedups(bars: Sequence[Bar], title: str) -> str:
     values = [v for b in bars for v in (b.value, b.rival) if v is not None]
     axis = _axis(values, (0.8, 1.25))
     height = TOP + ROW * len(bars) + 4
-    body = _grid(axis, height, ratio, emphasis=1.0)
+    body = _grid(axis, height, lambda v: f"{v:g}\u00d7", emphasis=1.0)
     one = axis(1.0)
     for i, bar in enumerate(bars):
         y = TOP + ROW * i

@@ -11,11 +11,13 @@ import time
 from html.parser import HTMLParser
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from mlirc.benchmarks.suites import __main__ as command
 from mlirc.benchmarks.suites import huggingface, limits, timm_models, torchbench
 from mlirc.benchmarks.suites.build import Missing
+from mlirc.benchmarks.suites.case import _reference
 from mlirc.benchmarks.suites.catalog import PUBLISHED, SUITES, load
 from mlirc.benchmarks.suites.report import render
 from mlirc.benchmarks.suites.rows import Case, append, finished, read
@@ -103,7 +105,7 @@ def test_run_writes_a_row_and_continues(builders, tmp_path, monkeypatch):
     result = CliRunner().invoke(command.main, arguments)
     assert result.exit_code == 0, result.output
     (row,) = read([out])
-    assert row["outcome"] == "right" and row["reference"] == "fp64" and row["error"] < 1e-3
+    assert row["outcome"] == "right" and row["reference"] == "float64" and row["error"] < 1e-3
     assert row["compile_s"] > 0 and row["speedup"] == pytest.approx(row["eager_ms"] / row["ms"])
     assert row["peak_mb"] > 0 and row["eager_peak_mb"] > 0 and row["parameters"] == 8 * 16 + 16 + 16 * 4 + 4
     assert row["aten"] == [] and row["aten_share"] == 0 and row["warnings"] == []
@@ -123,7 +125,7 @@ def test_run_writes_a_row_and_continues(builders, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "model, settings, outcome, detail",
     [
-        ("hungry", Settings(memory=12), "memory", "more than 12 GiB at: the fp64 reference"),
+        ("hungry", Settings(memory=12), "memory", "more than 12 GiB at: the reference"),
         ("asleep", Settings(timeout=1), "time", "more than 1 s"),
         ("broken", Settings(), "unbuilt", "ValueError: no such <model>"),
     ],
@@ -211,3 +213,18 @@ def test_rates_leave_out_what_eager_cannot_run():
 def test_every_listed_model_is_built_and_runs(suite, name):
     row = run_case(Case(suite, name, "f32", 1, "eager"), Settings(seconds=0))
     assert row["outcome"] == "right", row.get("detail")
+
+
+def test_reference_is_of_the_highest_precision_there_is():
+    class NoDoubles(torch.nn.Module):
+        def forward(self, x):
+            if x.dtype == torch.float64:
+                raise RuntimeError("not implemented for 'Double'")
+            return x + 1
+
+    x = torch.randn(3)
+    (exact,), name = _reference(torch.nn.Identity(), (x,), {}, torch.bfloat16)
+    assert name == "float64" and exact.dtype == torch.float64
+    (exact,), name = _reference(NoDoubles(), (x,), {}, torch.bfloat16)
+    assert name == "float32" and torch.equal(exact, (x + 1).double())
+    assert _reference(NoDoubles(), (x,), {}, torch.float32) == (None, "eager")
