@@ -24,6 +24,10 @@ suites: $(STAMP)
 	$(BIN)/python -m mlirc.benchmarks.suites run $(ARGS); code=$$?; \
 	$(BIN)/python -m mlirc.benchmarks.suites report suites.jsonl; exit $$code
 
+# PyTorch's OpInfos compiled against eager, and the table of them; hours on one core, continues where it was stopped.
+opinfo: $(STAMP)
+	$(BIN)/python -m mlirc.tests.opinfo $(ARGS)
+
 lint: $(STAMP)
 	$(BIN)/pip install -q -e .[lint]
 	$(BIN)/ruff check .

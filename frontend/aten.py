@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 from ..dialects.sizes import parse
 from ..passes.build_plan import HostCall
 from ..runtime.guards import extent
+from ..runtime.plan import Expr, Pointer
 from ..runtime.program import Frame
 from .evaluate import evaluator
 from .imported import AtenCall, Slot, TensorSpec
@@ -72,10 +73,7 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
         call.seconds += time.perf_counter() - start
 
     def run(frame: Frame) -> None:
-        tensors = [
-            tensor_at(frame.address(p), [frame.size(s) for s in shape], [frame.size(s) for s in strides], dtype)
-            for p, shape, strides, dtype in operands
-        ]
+        tensors = [_operand(frame, *o) for o in operands]
         if target in _ROW_MAJOR:
             tensors = [t.contiguous() for t in tensors]
         left = iter(compute(frame.sizes)) if compute else iter(())
@@ -95,6 +93,13 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
             frame.give(slot, result.data_ptr(), extent(result), result)
 
     return step
+
+
+def _operand(frame: Frame, pointer: Pointer, shape: Sequence[Expr], strides: Sequence[Expr], dtype: torch.dtype) -> torch.Tensor:
+    sizes = [frame.size(s) for s in shape]
+    # What has no elements may have no place in the program either.
+    address = 0 if 0 in sizes else frame.address(pointer)
+    return tensor_at(address, sizes, [frame.size(s) for s in strides], dtype)
 
 
 def _lies_otherwise(result: torch.Tensor, strides: Sequence[int]) -> bool:
