@@ -72,6 +72,7 @@ MODELS: Models = {
         num_attention_heads=32,
         num_key_value_heads=8,
         head_dim=64,
+        max_position_embeddings=131072,
         tie_word_embeddings=True,
         rope_parameters={
             "rope_type": "llama3",

@@ -23,6 +23,7 @@ from mlirc.benchmarks.suites.report import render
 from mlirc.benchmarks.suites.rows import Case, append, finished, read
 from mlirc.benchmarks.suites.run import Settings, run_case
 from mlirc.benchmarks.suites.statistics import groups
+from mlirc.benchmarks.vision import _suppress, prepare_torchvision
 
 BUILDERS = """
 import torch
@@ -228,3 +229,12 @@ def test_reference_is_of_the_highest_precision_there_is():
     (exact,), name = _reference(NoDoubles(), (x,), {}, torch.bfloat16)
     assert name == "float32" and torch.equal(exact, (x + 1).double())
     assert _reference(NoDoubles(), (x,), {}, torch.float32) == (None, "eager")
+
+
+def test_non_maximum_suppression():
+    prepare_torchvision()
+    boxes = torch.tensor([[0, 0, 10, 10], [0, 0, 10, 9], [20, 20, 30, 30], [1, 1, 10, 10.0]])
+    scores = torch.tensor([0.5, 0.9, 0.1, 0.6])
+    assert _suppress(boxes, scores, 0.8).tolist() == [1, 3, 2]  # 0 overlaps 1 by 0.9; 3 overlaps 1 by 0.74
+    assert _suppress(boxes, scores, 0.7).tolist() == [1, 2]
+    assert _suppress(boxes[:0], scores[:0], 0.5).tolist() == []
