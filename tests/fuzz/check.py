@@ -1,0 +1,145 @@
+"""`check`: a function compiled by mlirc does what it does in eager mode, for each set of sizes, on one compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch.utils import _pytree as pytree
+
+from .noise import Double, Noise, excused, near
+from .tensors import tensor
+
+OPTIONS: dict[str, Any] = {"strict": True, "workers": 1}
+
+
+class Difference(AssertionError):
+    """What the compiled function does otherwise. `kind` is one word; `by_torch`: AOTAutograd alone does it as well."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind, self.message, self.by_torch = kind, message, False
+
+
+def check(
+    f: Callable[..., Any],
+    inputs: Callable[..., tuple[torch.Tensor, ...]],
+    sizes: Sequence[tuple[int, ...]] = ((),),
+    dynamic: bool = False,
+    grad: bool = False,
+) -> None:
+    """Raises Difference where `f` compiled differs from `f`: outputs, gradients, inputs afterwards, layouts, aliasing.
+
+    `inputs(*s)` makes fresh arguments for each `s` of `sizes`; the calls share one compilation. With `grad`, the
+    floating-point inputs require gradients, and those of the outputs are compared. Exact but for what rounding explains.
+    """
+    try:
+        _check(f, inputs, sizes, dynamic, grad, "mlirc", OPTIONS)
+    except Difference as e:
+        try:
+            _check(f, inputs, sizes, dynamic, grad, "aot_eager", None)
+        except Difference as other:
+            e.by_torch = other.kind == e.kind or e.kind == "error"
+        raise
+
+
+def _check(f, inputs, sizes, dynamic, grad, backend, options) -> None:  # type: ignore[no-untyped-def]
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend=backend, dynamic=dynamic, options=options)
+    for s in sizes:
+        eager = Run(f, inputs(*s), grad)
+        try:
+            got = Run(compiled, inputs(*s), grad)
+        except Exception as e:
+            raise Difference("error", f"sizes {s}: {type(e).__name__}: {e}") from e
+        compare(eager, got, f"sizes {s}: " if s else "", lambda mode, s=s: Run(f, inputs(*s), grad, mode))
+
+
+class Run:
+    """One call: tensors by name (outputs, gradients, inputs afterwards), and which of them share memory."""
+
+    def __init__(self, f: Callable[..., Any], args: Sequence[torch.Tensor], grad: bool, mode: Any = None) -> None:
+        args = list(args)
+        if isinstance(mode, Double):
+            # Views of each other stay so only within a type; programs with such inputs have no f64 run.
+            args = [x.double() if x.is_floating_point() else x for x in args]
+        if grad:
+            for x in args:
+                if x.is_floating_point() and x._base is None:
+                    x.requires_grad_()
+        self.tensors: dict[str, torch.Tensor] = {}
+        if mode is None:
+            self._run(f, args, grad)
+        else:
+            with mode:
+                self._run(f, args, grad)
+
+    def _run(self, f: Callable[..., Any], args: list[torch.Tensor], grad: bool) -> None:
+        if grad:
+            leaves = self._call(f, args)
+            wanted = [x for x in args if x.requires_grad and x.is_leaf]
+            outs = [o for o in leaves if o.requires_grad]
+            if outs and wanted:
+                weights = [tensor(o.shape, torch.float32, i).to(o.dtype) for i, o in enumerate(outs)]
+                grads = torch.autograd.grad(outs, wanted, weights, allow_unused=True)
+                for i, g in enumerate(grads):
+                    self.tensors[f"gradient {i}"] = torch.zeros(()) if g is None else g.detach()
+        else:
+            with torch.no_grad():
+                self._call(f, args)
+
+    def _call(self, f: Callable[..., Any], args: list[torch.Tensor]) -> list[torch.Tensor]:
+        leaves = pytree.tree_leaves(f(*args))
+        everything = {**{f"output {i}": o for i, o in enumerate(leaves)}, **{f"input {i}": x for i, x in enumerate(args)}}
+        self.tensors = {name: x.detach() for name, x in everything.items()}
+        self.require = {name: x.requires_grad for name, x in everything.items()}
+        # Who shares memory with whom, the first one named, and where in it.
+        first: dict[int, tuple[str, int]] = {}
+        self.shares: dict[str, tuple[str, int]] = {}
+        for name, x in reversed(everything.items()):
+            if x.numel():
+                start = x.untyped_storage().data_ptr()
+                owner, place = first.setdefault(start, (name, x.data_ptr()))
+                self.shares[name] = (owner, x.data_ptr() - place)
+        return leaves
+
+
+def compare(eager: Run, got: Run, where: str, again: Callable[[Any], Run]) -> None:
+    """Raises Difference. `again(mode)` runs eager mode once more."""
+    if list(eager.tensors) != list(got.tensors):
+        raise Difference("outputs", f"{where}{list(got.tensors)} instead of {list(eager.tensors)}")
+    for name, e in eager.tensors.items():
+        g = got.tensors[name]
+        if (g.dtype, g.shape) != (e.dtype, e.shape):
+            raise Difference("type", f"{where}{name} is {g.dtype} {tuple(g.shape)} instead of {e.dtype} {tuple(e.shape)}")
+        moving = [d for d, n in enumerate(e.shape) if n > 1]
+        if e.numel() and not name.startswith("gradient") and [g.stride(d) for d in moving] != [e.stride(d) for d in moving]:
+            raise Difference("strides", f"{where}{name} has shape {tuple(g.shape)}, strides {g.stride()} instead of {e.stride()}")
+    if eager.require != got.require:
+        raise Difference("requires_grad", f"{where}{got.require} instead of {eager.require}")
+    if eager.shares != got.shares:
+        raise Difference("aliasing", f"{where}{got.shares} instead of {eager.shares}")
+    names = [n for n, e in eager.tensors.items() if not near(e, got.tensors[n], e.dtype).all()]
+    if not names:
+        return
+
+    def rerun(mode: Any) -> list[torch.Tensor]:
+        run = again(mode)
+        return [run.tensors.get(n, torch.empty(0)) for n in names]
+
+    try:
+        exact: list[torch.Tensor] | None = rerun(Double())
+    except RuntimeError:  # the program needs the types it names (index_put, two inputs that share memory)
+        exact = None
+    expected, results = [eager.tensors[n] for n in names], [got.tensors[n] for n in names]
+    good = excused(expected, results, exact, lambda seed: rerun(Noise(seed)), runs=40)
+    for name, e, g, ok in zip(names, expected, results, good):
+        if not ok.all():
+            at = tuple((~ok).nonzero()[0].tolist())
+            raise Difference(
+                "values",
+                f"{where}{name}, {e.dtype} {tuple(e.shape)}: {(~ok).sum()} of {ok.numel()} elements differ,"
+                f" at {list(at)} {g[at].item()!r} instead of {e[at].item()!r}",
+            )

@@ -1,0 +1,106 @@
+"""One seed of the long run: so many programs from hypothesis, and the smallest form of the one that fails."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase
+
+from .executor import Executor, Failure
+from .program import Program
+from .strategy import programs
+
+QUIET = dict(
+    deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=False, report_multiple_bugs=False, derandomize=False
+)
+
+
+@dataclass
+class ChunkResult:
+    """`ok`, `by_torch`: programs that passed, or that torch alone gets wrong; `failure`: (kind, message, source)."""
+
+    seed: int
+    ok: int
+    by_torch: int
+    failure: tuple[str, str, str] | None
+    as_found: str = ""
+    torch_messages: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Sorts:
+    """Failures as types by kind, so that hypothesis keeps to one kind while it shrinks."""
+
+    made: dict[str, type[Failure]] = {}
+
+    @classmethod
+    def of(cls, f: Failure) -> Failure:
+        # Errors also by their text, less the numbers and names in it.
+        text = re.sub(r"[^a-z ]+|v\d+", "", f.message.split(": ", 1)[-1].splitlines()[0].lower())[:60] if f.kind == "error" else ""
+        kind = f"{f.kind} {text}"
+        if kind not in cls.made:
+            cls.made[kind] = type("Failure" + re.sub(r"\W+", "_", kind), (Failure,), {})
+        return cls.made[kind](f.kind, f.message, f.source)
+
+
+def run_chunk(seed: int, count: int, executor: Executor, shrink: bool = True) -> ChunkResult:
+    """`count` programs, or fewer if one fails."""
+    result = ChunkResult(seed, 0, 0, None)
+    seen: set[str] = set()
+    failed = False
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=count, phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate], **QUIET)
+    @hypothesis.given(programs())
+    def one(program: Program | None) -> None:
+        nonlocal failed
+        if program is None:
+            return
+        source = program.source()
+        if source in seen and not failed:
+            return
+        seen.add(source)
+        try:
+            verdict = executor.check(source)
+        except Failure as f:
+            if not failed:
+                result.as_found = source
+            failed = True
+            raise Sorts.of(f) from None
+        if failed:
+            return
+        if verdict == "ok":
+            result.ok += 1
+        else:
+            result.by_torch += 1
+
+    try:
+        one()
+    except Failure as f:
+        result.failure = (f.kind, f.message, f.source)
+    except (hypothesis.errors.FlakyFailure, hypothesis.errors.Flaky) as e:
+        # It failed once and then did not; that is a finding too.
+        found = next((x for x in getattr(e, "exceptions", ()) if isinstance(x, Failure)), None)
+        result.failure = ("flaky", f"{found.kind}: {found.message}" if found else str(e), result.as_found)
+    return result
+
+
+_executor: Executor | None = None
+
+
+def run(seed: int, count: int, shrink: bool) -> dict[str, Any]:
+    """`run_chunk` in a process of a pool, which keeps its executor."""
+    global _executor
+    _executor = _executor or Executor()
+    return run_chunk(seed, count, _executor, shrink).as_dict()
+
+
+def close_executor() -> None:
+    """End the executor of this process."""
+    if _executor is not None:
+        _executor.close()

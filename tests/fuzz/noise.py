@@ -1,0 +1,135 @@
+"""How far a result may be off: eager mode run again with rounding errors of its own making, and in fp64.
+
+The first is Monte Carlo arithmetic (Parker, "Monte Carlo Arithmetic: exploiting randomness in floating-point
+arithmetic", 1997): each operation that rounds has its result, or its operands where it accumulates, moved by up to one
+unit of its precision. Where results then scatter, cancel or fall on the other side of a threshold, nobody knows better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+HALVES = (torch.float32, torch.bfloat16, torch.float16)
+
+# They choose or move values, none is rounded.
+EXACT = frozenset(
+    """abs neg clone relu relu_ maximum minimum amax amin max min where cat stack index gather index_select scatter floor ceil round trunc
+    sign sgn constant_pad_nd flip roll clamp clamp_min clamp_max hardtanh threshold masked_fill masked_fill_ embedding repeat sort topk
+    max_pool2d_with_indices max_pool2d_with_indices_backward copy_ fill_ zero_ index_put slice_scatter select_scatter
+    diagonal_scatter as_strided_scatter slice_backward select_backward threshold_backward hardtanh_backward aminmax
+    full full_like zeros zeros_like ones ones_like new_zeros new_ones new_full new_empty new_empty_strided empty empty_like
+    empty_strided scalar_tensor arange fmax fmin nan_to_num tril triu copysign reflection_pad1d reflection_pad2d replication_pad1d
+    replication_pad2d cummax cummin logcumsumexp_ unfold_copy isin nonzero bitwise_not logical_not""".split()
+)
+# Their sums go in any order, which is an error of the terms, not only of the result.
+ACCUMULATING = frozenset(
+    """sum mean var var_mean std std_mean mm bmm addmm baddbmm mv dot convolution convolution_backward cumsum cumprod prod logsumexp norm
+    linalg_vector_norm native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
+    native_batch_norm native_batch_norm_backward _native_batch_norm_legit cudnn_batch_norm _softmax _log_softmax
+    _softmax_backward_data _log_softmax_backward_data avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d index_add scatter_add
+    upsample_bilinear2d upsample_linear1d logcumsumexp renorm cross_entropy nll_loss_forward mse_loss _fused_rms_norm
+    rms_norm addmv addr _addmm_activation embedding_dense_backward index_put_ scatter_add_ index_add_ sub add div""".split()
+)
+
+
+class Noise(TorchDispatchMode):
+    """Moves floating-point results by up to one unit of the precision that they are computed in."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def moved(self, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+            return x
+        x = x.detach()
+        r = torch.rand(x.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+        step = x.double() * r * torch.finfo(x.dtype).eps
+        return torch.where(x.isfinite(), x.double() + step, x.double()).to(x.dtype)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        schema = func._schema
+        if name in ACCUMULATING and not schema.is_mutable:
+            args = pytree.tree_map(self.moved, args)
+        out = func(*args, **kwargs)
+        if name in EXACT:
+            return out
+        if schema.is_mutable:
+            for a, p in zip(args, schema.arguments):
+                if isinstance(a, torch.Tensor) and p.alias_info is not None and p.alias_info.is_write and _distinct(a):
+                    a.copy_(self.moved(a))
+        elif not any(r.alias_info is not None for r in schema.returns):
+            for o in pytree.tree_leaves(out):
+                if isinstance(o, torch.Tensor) and o.is_floating_point() and _distinct(o):
+                    o.copy_(self.moved(o))
+        return out
+
+
+def _distinct(x: torch.Tensor) -> bool:
+    """No two elements share memory, as far as one can see from the strides."""
+    return all(s != 0 or n <= 1 for s, n in zip(x.stride(), x.shape))
+
+
+class Double(TorchDispatchMode):
+    """Every floating-point type that the program asks for is f64."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        args = pytree.tree_map(_double, args)
+        kwargs = {k: _double(v) for k, v in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _double(x: Any) -> Any:
+    return torch.float64 if x in HALVES and isinstance(x, torch.dtype) else x
+
+
+def near(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Elementwise: equal up to a few roundings of `dtype`; NaN is near NaN."""
+    a, b = a.double(), b.double()
+    eps = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+    bound = 16 * eps * torch.maximum(a.abs(), b.abs()).nan_to_num(0.0, 0.0, 0.0) + eps * 1e-3
+    return (a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= bound)
+
+
+def excused(
+    eager: list[torch.Tensor],
+    got: list[torch.Tensor],
+    exact: list[torch.Tensor] | None,
+    again: Callable[[int], list[torch.Tensor]],
+    runs: int,
+) -> list[torch.Tensor]:
+    """For each tensor, which elements of `got` are as good as eager's: near it, near f64, or within the scatter.
+
+    `again(seed)` is eager mode with noise; `exact` the run in f64, if there is one.
+    """
+    good = [near(e, g, e.dtype) for e, g in zip(eager, got)]
+    if exact is not None:
+        for i, (e, g, r) in enumerate(zip(eager, got, exact)):
+            if r.shape == g.shape:
+                good[i] |= near(g, r.to(g.dtype) if g.is_floating_point() else r, g.dtype)
+                if g.is_floating_point():
+                    good[i] |= (g.double() - r).abs() <= 4 * (e.double() - r).abs()
+    spread = [torch.zeros(e.shape, dtype=torch.float64) for e in eager]
+    for seed in range(runs):
+        if all(x.all() for x in good):
+            break
+        for i, (e, g, n) in enumerate(zip(eager, got, again(seed))):
+            if n.shape != e.shape:
+                continue
+            if not e.is_floating_point():
+                good[i] |= n != e
+                continue
+            e, g, n = e.double(), g.double(), n.double()
+            spread[i] = torch.maximum(spread[i], (n - e).abs().nan_to_num(0.0, 0.0, 0.0))
+            good[i] |= (g - e).abs() <= 16 * spread[i]
+            # On the edge of overflow, or of a domain.
+            good[i] |= (n.isfinite() != e.isfinite()) | (n.isnan() != e.isnan())
+    return good

@@ -1,0 +1,83 @@
+"""The hypothesis strategy of programs: a list of op descriptors, each a few small numbers that a rule reads."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from .choices import Choices
+from .grammar import RULES
+from .grammar.rules import DTYPES, FLOATS
+from .program import Program
+from .tensors import KINDS
+
+NUMBERS = st.lists(st.integers(0, 999), min_size=10, max_size=10)
+SIZES = (3, 2, 5, 1, 4, 7, 8, 13, 16, 17, 6, 31, 33, 64, 9, 3, 2, 5, 1, 4, 7, 8, 13, 16, 0)
+MORE_THAN_ONE = tuple(n for n in SIZES if n > 1)
+
+
+def build(setting: Sequence[int], inputs: Sequence[Sequence[int]], steps: Sequence[Sequence[int]]) -> Program | None:
+    """The program that these numbers stand for; None if nothing is left of it."""
+    c = Choices(setting)
+    dynamic, grad, wild = c.chance(5), c.chance(4), c.chance(8)
+    sizes: list[tuple[int, ...]] = [()]
+    if dynamic:
+        sizes = [(c.pick(MORE_THAN_ONE), c.pick(MORE_THAN_ONE)), (c.pick(SIZES), c.pick(SIZES))]
+    p = Program(sizes, dynamic, grad, wild)
+    for numbers in inputs:
+        p.add_input(_input(p, Choices(numbers)))
+    if not p.values:
+        return None
+    for numbers in steps:
+        c = Choices(numbers)
+        which = c.below(len(RULES) + 1)
+        if which and len(p.lines) < 12:
+            RULES[which - 1](p, c)
+    if not p.lines or not _choose_results(p, Choices(setting[6:])):
+        return None
+    return p
+
+
+def _input(p: Program, c: Choices) -> str:
+    rank = (2, 1, 3, 4, 2, 3, 0, 5)[c.below(8)]
+    names = ["n0", "n1"] if p.dynamic else []
+    shape = [c.pick(names) if names and c.chance(2) else str(c.pick(SIZES)) for _ in range(rank)]
+    dtype = c.pick(FLOATS) if p.grad or c.chance(2) else c.pick(DTYPES)
+    kind = c.pick(KINDS[:3] if not p.wild else KINDS)
+    if p.inputs and c.chance(8):
+        old = p.inputs[0][0]
+        return c.pick((old, f"{old}[1:]", f"{old}.transpose(0, -1)", f"{old}.view(-1)[1:]"))
+    text = f"tensor(({', '.join(shape)}{',' if rank == 1 else ''}), {dtype}, {len(p.inputs)}, {kind!r})"
+    layouts = ["{}"] * 4
+    if rank:
+        layouts += ["{}[..., ::2]", "{}.transpose(0, -1)", "{}[1:]", "{}.flip(0)[:1].expand(3, " + ", ".join(["-1"] * (rank - 1)) + ")" if rank > 1 else "{}[2:]", "{}[..., 1:]"]
+    if rank == 4:
+        layouts += ["{}.contiguous(memory_format=torch.channels_last)"] * 3
+    return c.pick(layouts).format(text)
+
+
+def _choose_results(p: Program, c: Choices) -> bool:
+    """Return the last value, what nobody uses, and a few more; False where gradients fail."""
+    used = Counter(re.findall(r"\bv\d+\b", " ".join(p.lines)))
+    made = [v for v in p.values if v.name.startswith("v")]
+    changed = len(made) < len(p.lines)
+    unused = [v for v in made if used[v.name] == 1 or c.chance(4)]
+    p.results = [v.name for v in unused[-6:]] or [v.name for v in p.values[-1:]]
+    if not made and not changed:
+        return False
+    return not p.grad or p.differentiable()
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program | None:
+    """Programs of about 3 to 12 ops on 1 to 3 inputs; None where the numbers mean nothing.
+
+    The list of ops has a least length, or most programs would be tiny; one that is all zeros is no op, so that failures shrink.
+    """
+    setting = draw(NUMBERS)
+    inputs = draw(st.lists(NUMBERS, min_size=1, max_size=3))
+    steps = draw(st.lists(NUMBERS, min_size=9, max_size=16))
+    return build(setting, inputs, steps)

@@ -1,0 +1,75 @@
+"""The net itself: `check` sees differences of every kind, and lets pass what rounding explains."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mlirc.tests.fuzz.check import Difference, check
+from mlirc.tests.fuzz.executor import Executor
+from mlirc.tests.fuzz.noise import near
+from mlirc.tests.fuzz.tensors import tensor
+
+compiling = torch.compiler.is_compiling
+
+
+def inputs():
+    return (tensor((7, 5), torch.float32, 1),)
+
+
+WRONG = {
+    "values": lambda x: x + (1e-4 if compiling() else 0),
+    "values of an integer": lambda x: (x * 100).to(torch.int32) + (1 if compiling() else 0),
+    "values where NaN is": lambda x: x * float("nan") if compiling() else x * 1,
+    "strides": lambda x: (x * 2).t() if compiling() else (x * 2).t().contiguous(),
+    "type": lambda x: x.double() if compiling() else x,
+    "aliasing": lambda x: x.clone() if compiling() else x.view(7, 5),
+    "outputs": lambda x: (x * 1, x * 2) if compiling() else x * 1,
+    "values of the input": lambda x: x.add_(0 if compiling() else 1) * 1,
+    "error": lambda x: x.reshape(-1, 4) if compiling() else x * 1,
+    "values of the gradient": lambda x: x * (x.detach() if compiling() else x),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_differences_are_seen(kind):
+    with pytest.raises(Difference) as e:
+        check(WRONG[kind], inputs, grad="gradient" in kind)
+    assert e.value.kind == kind.split()[0]
+    assert e.value.by_torch  # every backend does as this one
+
+
+def test_rounding_is_no_difference():
+    def f(x):
+        y = x.bfloat16()
+        z = y * y - y.square()  # zero in eager mode; not with y * y kept in f32
+        return z, (y * 1.01 > y + 0.01), y.softmax(0).argmax(0), (y * 3.3).round()
+
+    check(f, inputs)
+
+
+def test_second_call_with_other_sizes():
+    def f(x):
+        return x.sum(0) * (1 if x.shape[0] == 3 or not compiling() else 2)
+
+    with pytest.raises(Difference, match=r"\(4,\)"):
+        check(f, lambda n: (tensor((n, 5), torch.float32, 1),), sizes=[(3,), (4,)], dynamic=True)
+
+
+def test_near():
+    a = torch.tensor([1.0, float("nan"), float("inf"), 0.0, 1.0])
+    b = torch.tensor([1.0 + 2e-7, float("nan"), float("-inf"), -0.0, 1.001])
+    assert near(a, b, torch.float32).tolist() == [True, True, False, True, False]
+
+
+def test_executor_survives_crashes_and_hangs():
+    executor = Executor(timeout=60)
+    try:
+        assert executor.run("import ctypes; ctypes.string_at(0)")[0] == "crash"
+        assert executor.run("import torch; torch.ones(3)") == ("ok", "")
+        executor.timeout = 0.5
+        assert executor.run("import time; time.sleep(60)")[0] == "timeout"
+        executor.timeout = 60
+        assert executor.run("raise ValueError('no')") == ("invalid", "ValueError: no")
+    finally:
+        executor.close()
