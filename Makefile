@@ -2,7 +2,7 @@
 #   PYTHON   the interpreter to create .venv with (3.10 to 3.13)
 #   TORCH    the torch to install; pip prefers a CPU build (2.13.0+cpu) where one is on offer. Elsewhere point pip at
 #            one, e.g. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
-#   ARGS     further arguments for pytest, the demo or the suites
+#   ARGS     further arguments for pytest, the demo, the suites or the fuzzer
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test demo suites lint install clean
+.PHONY: test demo suites fuzz lint install clean
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q $(ARGS)
@@ -27,6 +27,10 @@ suites: $(STAMP)
 # PyTorch's OpInfos compiled against eager, and the table of them; hours on one core, continues where it was stopped.
 opinfo: $(STAMP)
 	$(BIN)/python -m mlirc.tests.opinfo $(ARGS)
+
+# 20000 random programs against eager mode, continued where fuzz-results/ ends; what fails becomes a file there.
+fuzz: $(STAMP)
+	$(BIN)/python -m mlirc.tests.fuzz $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/pip install -q -e .[lint]

@@ -86,6 +86,14 @@ def same(a: Extent, b: Extent) -> bool:
     return a == b or (not (isinstance(a, int) and isinstance(b, int)) and sympy.expand(a - b) == 0)
 
 
+def without_max(size: Extent) -> Extent:
+    """`Max(1, s)` as s."""
+    if isinstance(size, int):
+        return size
+    clamped = size.find(lambda e: type(e).__name__ == "Max" and len(e.args) == 2 and 1 in e.args)
+    return size.xreplace({e: e.args[1] if e.args[0] == 1 else e.args[0] for e in clamped})
+
+
 def floordiv(a: Extent, b: Extent) -> Extent:
     """a // b in the form in which torch writes it, so that equal sizes are seen to be equal."""
     return a // b if isinstance(a, int) and isinstance(b, int) else normal(FloorDiv(a, b))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .extents import Extent, normal, product, same
+from .extents import Extent, normal, product, same, without_max
 from .imported import TensorSpec
 
 
@@ -45,7 +45,11 @@ def memory_order(value: torch.Tensor) -> list[int]:
 def dense(sizes: Sequence[Extent], strides: Sequence[Extent]) -> bool:
     """Whether the strides are those of a row-major tensor without gaps."""
     for d in range(len(sizes)):
-        if not same(sizes[d], 1) and not same(strides[d], product(sizes[d + 1 :])):
+        if same(sizes[d], 1):
+            continue
+        # Strides of contiguous tensors have Max(1, s) for a size s; it differs where there are no elements.
+        step = product(sizes[d + 1 :])
+        if not same(strides[d], step) and not same(without_max(strides[d]), step):
             return False
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import re
@@ -39,7 +40,7 @@ def main(count: int, jobs: int, seed: int, out: Path, shrink: bool, program: Pat
     done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     seeds_done = {d["seed"] for d in done}
     passed, failures, by_torch = (sum(d["ok"] for d in done), sum(d["failure"] is not None for d in done), sum(d["by_torch"] for d in done))
-    seeds = (s for s in iter(lambda c=iter(range(seed, 1 << 31)): next(c), None) if s not in seeds_done)
+    seeds = (s for s in itertools.count(seed) if s not in seeds_done)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context) as pool, tqdm(total=count, initial=passed, unit="graph", smoothing=0.05) as bar, log.open("a") as f:
         waiting = {pool.submit(run, next(seeds), CHUNK, shrink) for _ in range(jobs)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..choices import Choices
 from ..program import Program
-from .rules import DTYPES, axes, axis, floating, rule
+from .rules import DTYPES, axes, axis, rule
 
 
 @rule(5)
