@@ -18,6 +18,8 @@ from . import (  # noqa: F401
     resampling,
     scans,
     scatter,
+    searching,
+    special,
     strided,
     views,
 )
