@@ -41,6 +41,7 @@ def test_environment_wins_over_mode(monkeypatch):
         ("worker_timeout=1.5", "worker_timeout", 1.5),
         ("passes=a.py:b.py", "passes", ("a.py", "b.py")),
         ("cache_dir=/tmp/x", "cache_dir", "/tmp/x"),
+        ("guard_pages=end", "guard_pages", "end"),
     ],
 )
 def test_environment_text_is_converted(monkeypatch, text, name, value):
@@ -71,6 +72,11 @@ def test_unknown_mode_lists_the_valid_ones():
 def test_wrong_type_names_the_option(given):
     with pytest.raises(ValueError, match=next(iter(given))):
         Options.make(given)
+
+
+def test_unknown_guard_pages_lists_the_valid_ones():
+    with pytest.raises(ValueError, match="guard_pages wants one of off, end, start, both, got 'middle'"):
+        Options.make({"guard_pages": "middle"})
 
 
 def test_environment_without_a_value_is_refused(monkeypatch):

@@ -154,7 +154,3 @@ f(torch.randn(40))
     assert done.returncode == -11
     assert "mlirc: kernel k00_mul (step 0) accesses memory that belongs to no buffer" in done.stderr
 
-
-def test_an_unknown_placement_is_refused():
-    with pytest.raises(Exception, match="guard_pages wants one of off, end, start, both"):
-        guarded(lambda x: x + 1, "middle")(torch.ones(3))
