@@ -45,9 +45,9 @@ def pad_spatial(b: GraphBuilder, x: T, low: Sequence[Extent], high: Sequence[Ext
 class _Loops:
     """Loop numbers of a convolution: n, positions, group, output channel; then the kernel's, input channel."""
 
-    def __init__(self, spatial: int, groups: int, inner: Extent, outer: Extent, reduced: str) -> None:
+    def __init__(self, spatial: int, groups: Extent, inner: Extent, outer: Extent, reduced: str) -> None:
         # A channel dim of size one needs no loop when there are groups.
-        self.grouped = groups > 1
+        self.grouped = not same(groups, 1)
         self.has_in = not (self.grouped and same(inner, 1))
         self.has_out = not (self.grouped and same(outer, 1))
         r = spatial
@@ -75,19 +75,19 @@ class _Loops:
         return ir.AffineDimExpr.get(self.names.index(name))
 
 
-def _groups(b: GraphBuilder, x: T, dim: int, groups: int) -> T:
+def _groups(b: GraphBuilder, x: T, dim: int, groups: Extent) -> T:
     """Split a channel dim into (group, channel of the group), the latter dropped where it is one."""
-    if groups == 1:
+    if same(groups, 1):
         return x
     inner = floordiv(x.shape[dim], groups)
     return b.reshape(x, [*x.shape[:dim], groups, *([] if same(inner, 1) else [inner]), *x.shape[dim + 1 :]])
 
 
-def _weight(b: GraphBuilder, w: T, groups: int) -> T:
+def _weight(b: GraphBuilder, w: T, groups: Extent) -> T:
     """[O, C/G, *K] -> [*K, (G,) (C/G,) (O/G)], a view."""
     r = w.rank - 2
     outer, inner = floordiv(w.shape[0], groups), w.shape[1]
-    if groups == 1:
+    if same(groups, 1):
         return b.permute(w, [*range(2, w.rank), 1, 0])
     names = "go"[: 1 + (not same(outer, 1))]
     w = _groups(b, w, 0, groups)
@@ -100,7 +100,7 @@ def _weight(b: GraphBuilder, w: T, groups: int) -> T:
 
 
 def _correlate(
-    b: GraphBuilder, x: T, w: T, stride: Ints, dilation: Ints, groups: int, channels: Extent, out: Sequence[Extent]
+    b: GraphBuilder, x: T, w: T, stride: Ints, dilation: Ints, groups: Extent, channels: Extent, out: Sequence[Extent]
 ) -> T:
     """The convolution of a padded [N, *S, C] and a weight as `_weight` gives it; result [N, *out, O], accumulated."""
     r = len(out)
@@ -113,13 +113,13 @@ def _correlate(
         loops.map([*kernels, "g", "c", "o"]),
         loops.map(["n", *places, "g", "o"]),
     ]
-    shape = [x.shape[0], *out, *([groups] if groups > 1 else []), *([outer] if loops.has_out else [])]
+    shape = [x.shape[0], *out, *([groups] if not same(groups, 1) else []), *([outer] if loops.has_out else [])]
     y = b.multiply_reduce(_groups(b, x, r + 1, groups), w, maps, loops.iterators, shape, compute_dtype(x.dtype), "convolution")
     return b.reshape(y, [x.shape[0], *out, channels])
 
 
 def _weight_gradient(
-    b: GraphBuilder, x: T, grad: T, kernel: Sequence[Extent], stride: Ints, dilation: Ints, groups: int
+    b: GraphBuilder, x: T, grad: T, kernel: Sequence[Extent], stride: Ints, dilation: Ints, groups: Extent
 ) -> T:
     """Sum over n and positions of x[n, p*s + k*d, c] * grad[n, p, o], both channels-last and x padded: [O, C/G, *K]."""
     r = len(kernel)
@@ -133,7 +133,7 @@ def _weight_gradient(
         loops.map(["n", *places, "g", "o"]),
         loops.map([*kernels, "g", "c", "o"]),
     ]
-    split = ([groups] if groups > 1 else []) + ([inner] if loops.has_in else []) + ([outer] if loops.has_out else [])
+    split = ([groups] if not same(groups, 1) else []) + ([inner] if loops.has_in else []) + ([outer] if loops.has_out else [])
     x, grad = _groups(b, x, r + 1, groups), _groups(b, grad, r + 1, groups)
     w = b.multiply_reduce(x, grad, maps, loops.iterators, [*kernel, *split], compute_dtype(x.dtype), "convolution")
     w = b.reshape(w, [*kernel, groups, inner, outer])
@@ -142,7 +142,7 @@ def _weight_gradient(
 
 
 def _transposed(
-    b: GraphBuilder, x: T, w: T, stride: Ints, padding: Ints, dilation: Ints, groups: int, out: Sequence[Extent]
+    b: GraphBuilder, x: T, w: T, stride: Ints, padding: Ints, dilation: Ints, groups: Extent, out: Sequence[Extent]
 ) -> T:
     """The transposed convolution of [N, *S, C] and w [C, O/G, *K]; result [N, *out, O], accumulated.
 
@@ -152,7 +152,7 @@ def _transposed(
     r = len(out)
     kernel = w.shape[2:]
     channels = normal(w.shape[1] * groups)
-    if groups == 1 and list(stride) == list(kernel) and _exact(x, out, stride) and not any(padding):
+    if same(groups, 1) and list(stride) == list(kernel) and _exact(x, out, stride) and not any(padding):
         # Kernels that do not overlap: every input element makes a block of outputs.
         p, k = "hwd"[:r], "abc"[:r]
         blocks = "".join(i + j for i, j in zip(p, k))
@@ -192,10 +192,10 @@ def _exact(x: T, out: Sequence[Extent], stride: Ints) -> bool:
     return all(same(s * f, o) for s, f, o in zip(x.shape[1:], stride, out))
 
 
-def _flipped(b: GraphBuilder, w: T, groups: int, first: Ints, step: Ints, taps: Ints) -> T:
+def _flipped(b: GraphBuilder, w: T, groups: Extent, first: Ints, step: Ints, taps: Ints) -> T:
     """Taps `first + step * (taps - 1 - j)` of w [C, O/G, *K], as a convolution's weight [*K, (G,) (C/G,) (O/G)]."""
     inner, outer = floordiv(w.shape[0], groups), w.shape[1]
-    names = [*"g" * (groups > 1), *"c" * (groups == 1 or not same(inner, 1)), *"o" * (groups == 1 or not same(outer, 1))]
+    names = [*"g" * (not same(groups, 1)), *"c" * (same(groups, 1) or not same(inner, 1)), *"o" * (same(groups, 1) or not same(outer, 1))]
     sizes = {"g": groups, "c": inner, "o": outer}
     r = len(taps)
 
@@ -203,7 +203,7 @@ def _flipped(b: GraphBuilder, w: T, groups: int, first: Ints, step: Ints, taps: 
         zero = b.index(0)
         place = {n: at[r + i] for i, n in enumerate(names)}
         channel = place.get("c", zero)
-        if groups > 1:
+        if not same(groups, 1):
             channel = arith.addi(arith.muli(place["g"], b.index(inner)), channel)
         k = [
             arith.subi(b.index(f + s * (t - 1)), arith.muli(i, b.index(s)) if s > 1 else i)
@@ -216,7 +216,7 @@ def _flipped(b: GraphBuilder, w: T, groups: int, first: Ints, step: Ints, taps: 
     return b.from_indices([*taps, *(sizes[n] for n in names)], [], w.dtype, body)
 
 
-def _swap(b: GraphBuilder, w: T, groups: int) -> T:
+def _swap(b: GraphBuilder, w: T, groups: Extent) -> T:
     """[C, O/G, *K] -> [O, C/G, *K]"""
     inner, outer, kernel = floordiv(w.shape[0], groups), w.shape[1], w.shape[2:]
     w = b.permute(b.reshape(w, [groups, inner, outer, *kernel]), [0, 2, 1, *range(3, 3 + len(kernel))])
@@ -249,12 +249,13 @@ def _per_dim(values: Ints, rank: int) -> list[int]:
 @lowers(aten.convolution.default)
 def convolution(
     b: GraphBuilder, node: Any, x: T, w: T, bias: T | None, stride: Ints, padding: Ints, dilation: Ints, transposed: bool,
-    output_padding: Ints, groups: int,
+    output_padding: Ints, groups: Extent,
 ) -> T:  # fmt: skip
     r = x.rank - 2
     out = node.meta["val"]
     if r < 1 or w.rank != x.rank:
         raise Unsupported("convolution without a batch or spatial dim")
+    groups = extent(groups)
     stride, padding, dilation = _per_dim(stride, r), _per_dim(padding, r), _per_dim(dilation, r)
     channels, *spatial = [normal(s) for s in out.shape[1:]]
     last = channels_last(b, x)
@@ -272,11 +273,12 @@ def convolution(
 @lowers(aten.convolution_backward.default)
 def convolution_backward(
     b: GraphBuilder, node: Any, grad: T, x: T, w: T, bias_sizes: Any, stride: Ints, padding: Ints, dilation: Ints,
-    transposed: bool, output_padding: Ints, groups: int, output_mask: Sequence[bool],
+    transposed: bool, output_padding: Ints, groups: Extent, output_mask: Sequence[bool],
 ) -> list[T | None]:  # fmt: skip
     r = x.rank - 2
     if r < 1 or w.rank != x.rank:
         raise Unsupported("convolution without a batch or spatial dim")
+    groups = extent(groups)
     stride, padding, dilation = _per_dim(stride, r), _per_dim(padding, r), _per_dim(dilation, r)
     g, last = channels_last(b, grad), channels_last(b, x)
     out: list[T | None] = [None, None, None]

@@ -33,6 +33,7 @@ CASES = {
         lambda x, w: (F.conv2d(x, w, padding=1, stride=2), F.max_pool2d(x, 2), F.adaptive_avg_pool2d(x, 1)),
         lambda n, m: (R(2, 3, n + 3, m + 3), R(5, 3, 3, 3)),
     ),
+    "depthwise": (lambda x, w: F.conv2d(x, w, padding=1, groups=w.shape[0]), lambda n, m: (R(2, n, m, 4), R(n, 1, 3, 3))),
     "resize": (lambda x: (F.interpolate(x, scale_factor=1.5), F.interpolate(x, scale_factor=0.7, mode="bilinear")), lambda n, m: (R(1, 2, n + 1, m + 1),)),
     "cat": (lambda x, y: torch.cat([x, y], 1) * 2, lambda n, m: (R(n, m), R(n, m + 1))),
     "slices": (lambda x: (x[1:, :-1] + x[:-1, 1:], x.unfold(1, 2, 1) * 2, x.roll(1, 0).flip(1)), lambda n, m: (R(n + 1, m + 1),)),
