@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 WIDTH, LEFT, RIGHT = 960, 300, 70
 ROW, BAR, TOP = 18, 12, 26
+LONGEST = 40
+"""Characters that fit to the left of a chart."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def speedups(bars: Sequence[Bar], title: str) -> str:
         x = axis(bar.value)
         left, width = min(one, x), max(abs(x - one), 1.5)
         body.append(f'<g><title>{escape(bar.tip)}</title><rect class="hit" x="0" y="{y}" width="{WIDTH}" height="{ROW}"/>')
-        body.append(f'<text class="label" x="{LEFT - 10}" y="{y + 13}" text-anchor="end">{escape(bar.label)}</text>')
+        body.append(_label(bar.label, y + 13))
         body.append(f'<rect class="{bar.kind}" x="{left:.1f}" y="{y + 3}" width="{width:.1f}" height="{BAR}" rx="2"/>')
         body.append(f'<text class="value" x="{WIDTH - RIGHT + 8}" y="{y + 13}">{ratio(bar.value)}</text></g>')
         if bar.rival is not None:
@@ -126,9 +129,8 @@ def strips(lines: Sequence[Strip], unit: Callable[[float], str], title: str, emp
     body = _grid(axis, height, unit, emphasis)
     for i, line in enumerate(lines):
         y = TOP + step * i + step / 2
-        values = sorted(d.value for d in line.dots)
-        median = values[len(values) // 2]
-        body.append(f'<text class="label" x="{LEFT - 10}" y="{y + 4}" text-anchor="end">{escape(line.label)}</text>')
+        median = statistics.median(d.value for d in line.dots)
+        body.append(_label(line.label, y + 4))
         for k, dot in enumerate(line.dots):
             # A little up and down, the same in every rendering, so that equal values do not hide each other.
             dy = ((k * 7) % 5 - 2) * 3.2
@@ -142,20 +144,26 @@ def strips(lines: Sequence[Strip], unit: Callable[[float], str], title: str, emp
     return _svg(body, height, title)
 
 
-def shares(bars: Sequence[Bar], title: str) -> str:
-    """Bars from 0 to 100%."""
+def lengths(bars: Sequence[Bar], high: float, unit: Callable[[float], str], title: str) -> str:
+    """Bars from 0 to `high`, on a linear axis."""
     height = TOP + ROW * len(bars) + 4
     left, right = LEFT, WIDTH - RIGHT
     body = []
     for tick in (0, 0.25, 0.5, 0.75, 1):
         x = left + tick * (right - left)
         body.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{height}"/>')
-        body.append(f'<text class="tick" x="{x:.1f}" y="{TOP - 11}" text-anchor="middle">{tick:.0%}</text>')
+        body.append(f'<text class="tick" x="{x:.1f}" y="{TOP - 11}" text-anchor="middle">{escape(unit(tick * high))}</text>')
     for i, bar in enumerate(bars):
         y = TOP + ROW * i
-        width = max(min(bar.value, 1.0) * (right - left), 1.0)
+        width = max(min(bar.value / high, 1.0) * (right - left), 1.0)
         body.append(f'<g><title>{escape(bar.tip)}</title><rect class="hit" x="0" y="{y}" width="{WIDTH}" height="{ROW}"/>')
-        body.append(f'<text class="label" x="{LEFT - 10}" y="{y + 13}" text-anchor="end">{escape(bar.label)}</text>')
+        body.append(_label(bar.label, y + 13))
         body.append(f'<rect class="{bar.kind}" x="{left}" y="{y + 3}" width="{width:.1f}" height="{BAR}" rx="2"/>')
-        body.append(f'<text class="value" x="{WIDTH - RIGHT + 8}" y="{y + 13}">{bar.value:.1%}</text></g>')
+        body.append(f'<text class="value" x="{WIDTH - RIGHT + 8}" y="{y + 13}">{escape(unit(bar.value))}</text></g>')
     return _svg(body, height, title)
+
+
+def _label(text: str, y: float) -> str:
+    """The name of a line; the end of long ones, which is what differs."""
+    short = text if len(text) <= LONGEST else "\u2026" + text[1 - LONGEST :]
+    return f'<text class="label" x="{LEFT - 10}" y="{y:g}" text-anchor="end">{escape(short)}</text>'

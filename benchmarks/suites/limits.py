@@ -46,19 +46,35 @@ def run(command: list[str], environment: dict[str, str], seconds: float) -> Fini
     """Run a command to its end, or for so many seconds. What it leaves running (compile workers) is killed with it."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, start_new_session=True)
+        _running.add(process.pid)
         timed_out = False
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
             timed_out = True
         finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            _kill(process.pid)
+            _running.discard(process.pid)
             process.wait()
         texts = []
         for file in (out, err):
             file.seek(0)
             texts.append(file.read())
         return Finished(texts[0], texts[1], process.returncode, timed_out)
+
+
+_running: set[int] = set()
+"""Leaders of the process groups that `run` waits for, in all threads."""
+
+
+def stop_all() -> None:
+    """End what `run` waits for in other threads: on an interrupt, which the cases' sessions do not get."""
+    for group in list(_running):
+        _kill(group)
+
+
+def _kill(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

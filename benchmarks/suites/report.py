@@ -179,24 +179,28 @@ def _aten(rows: Sequence[Row]) -> dict[str, Any]:
     bars = [Bar(f"{r['model']} {r['dtype']}", r["aten_share"], "share", _tip(r)) for r in with_share]
     return {
         "ops": sorted(table, key=lambda e: -e["models"] * e["mean"])[:OPS],
-        "bars": charts.shares(bars, "Share of run time left to ATen") if bars else "",
+        "bars": charts.lengths(bars, 1.0, _percent, "Share of run time left to ATen") if bars else "",
     }
 
 
 def _kernels(rows: Sequence[Row]) -> str:
-    """The kernels that take the largest part of their model's call; nothing without profiles."""
+    """The kernels that take the most milliseconds of a call; nothing without profiles."""
     found = [(k, r) for r in rows if r["outcome"] in ("right", "wrong") for k in r.get("slowest", ())]
     found.sort(key=lambda pair: -pair[0]["ms"])
     bars = [
         Bar(
-            f"{r['model']} {r['dtype']} {k['kernel']}"[-48:],
-            k["share"],
+            f"{r['model']} {r['dtype']} {k['kernel']}",
+            k["ms"],
             "share",
             f"{r['model']}, {r['dtype']}\n{k['kernel']}: {k['ms']:.2f} ms of a call, {k['share']:.1%} of it",
         )
         for k, r in found[:KERNELS]
     ]
-    return charts.shares(bars, "The slowest kernels, by time of a call") if bars else ""
+    return charts.lengths(bars, bars[0].value, lambda v: f"{v:.1f} ms", "The slowest kernels") if bars else ""
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share in (0, 0.25, 0.5, 0.75, 1) else f"{share:.1%}"
 
 
 def _missing() -> dict[str, dict[str, list[str]]]:

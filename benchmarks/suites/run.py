@@ -67,9 +67,13 @@ def run_all(cases: Iterable[Case], settings: Settings, out: Path, jobs: int, rep
             row = future.result()
             append(out, row)
             report(row)
+    except BaseException:
+        # An interrupt, or no space left: what has not started never does, and nothing is left running.
+        pool.shutdown(wait=False, cancel_futures=True)
+        limits.stop_all()
+        raise
     finally:
-        # On an interrupt: what has not started never does.
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown()
 
 
 def child(what: str) -> None:

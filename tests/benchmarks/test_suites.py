@@ -150,6 +150,28 @@ def test_a_limit_ends_what_was_started_too():
     raise AssertionError("the process that the case had started is still there")
 
 
+def test_an_interrupt_ends_the_cases_and_the_run_can_be_continued(builders, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    code = f"""
+import os, signal, subprocess, sys, threading, time
+from mlirc.benchmarks.suites import limits
+from mlirc.benchmarks.suites.__main__ import main
+def interrupt():
+    while not limits._running:
+        time.sleep(0.05)
+    print(*limits._running, flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+main(["run", "tiny:asleep,mlp", "--backends", "eager", "--check", "--builders", {builders!r}, "--out", {str(out)!r}])
+"""
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0 and time.monotonic() - start < 90, done.stderr
+    case = next(line for line in done.stdout.splitlines() if line.strip().isdigit())
+    assert subprocess.run(["ps", "-o", "state=", "-p", case], capture_output=True, text=True).stdout.strip() in ("", "Z")
+    assert read([out]) == []
+
+
 def test_rows_survive_being_cut_off(tmp_path):
     out = tmp_path / "rows.jsonl"
     row = {"suite": "s", "model": "m", "dtype": "f32", "threads": 1, "backend": "mlirc", "outcome": "time"}
