@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from ...dialects import builders
+from ...dialects import builders, own
 from ...dialects.mlir import arith, ir, tensor
 from ..extents import Extent, normal, product, same
 from ..graph_builder import GraphBuilder, T
 from ..registry import Unsupported, lowers
 from .padding import extent
+from .scatter import write_at
 
 aten = torch.ops.aten
 
@@ -40,6 +41,15 @@ def _offset(offset: Any, meta: torch.Tensor) -> Extent:
     return 0 if offset is None else normal(extent(offset) - normal(meta.storage_offset()))
 
 
+def _place(b: GraphBuilder, at: Sequence[ir.Value], strides: Sequence[Extent], start: Extent) -> ir.Value:
+    """Where the element at these coordinates lies."""
+    place = b.index(start)
+    for i, st in zip(at, strides):
+        if not same(st, 0):
+            place = arith.addi(place, arith.muli(i, b.index(st)) if not same(st, 1) else i)
+    return place
+
+
 @lowers(aten.as_strided.default, aten.as_strided_copy.default)
 def as_strided(b: GraphBuilder, node: Any, x: T, size: Any, stride: Any, offset: Any = None) -> T:
     meta = node.args[0].meta["val"]
@@ -52,11 +62,7 @@ def as_strided(b: GraphBuilder, node: Any, x: T, size: Any, stride: Any, offset:
         return b.reshape(b.slice(flat, [start], [count], [1]), sizes)
 
     def body(at: list[ir.Value]) -> ir.Value:
-        place = b.index(start)
-        for i, st in zip(at, strides):
-            if not same(st, 0):
-                place = arith.addi(place, arith.muli(i, b.index(st)) if not same(st, 1) else i)
-        return tensor.extract(flat.value, [place])
+        return tensor.extract(flat.value, [_place(b, at, strides, start)])
 
     return b.from_indices(sizes, [], x.dtype, body)
 
@@ -65,13 +71,18 @@ def as_strided(b: GraphBuilder, node: Any, x: T, size: Any, stride: Any, offset:
 def as_strided_scatter(
     b: GraphBuilder, node: Any, x: T, source: T, size: Any, stride: Any, offset: Any = None
 ) -> T:
-    """Only into consecutive elements of a contiguous tensor."""
+    """Elementwise into consecutive elements of a contiguous tensor, otherwise one after the other."""
     meta = node.args[0].meta["val"]
     sizes, strides, start = [extent(s) for s in size], [extent(s) for s in stride], _offset(offset, meta)
-    if not meta.is_contiguous() or not _row_major(sizes, strides):
-        raise Unsupported("as_strided_scatter into elements that do not follow each other")
+    if not meta.is_contiguous():
+        raise Unsupported("as_strided_scatter into a tensor with gaps")
     total, count = product(x.shape), product(sizes)
     flat = b.reshape(b.convert(source, x.dtype), [count])
+    if not _row_major(sizes, strides):
+        i64 = ir.IntegerType.get_signless(64)
+        places = b.from_indices(sizes, [], torch.int64, lambda at: arith.index_cast(i64, _place(b, at, strides, start)))
+        whole = b.reshape(x, [total])
+        return b.reshape(write_at(b, whole, flat, [b.reshape(places, [count])], [0], [-1], own.SET), x.shape)
     if same(total, count):
         return b.reshape(flat, x.shape)
 

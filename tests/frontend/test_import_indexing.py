@@ -31,6 +31,8 @@ x[0, i]
 x[i.int()]
 x[-i - 1]
 x.take(i)
+torch.as_strided_scatter(x, x[0, :3, :2], (3, 2), (7, 2), 5)
+torch.as_strided_scatter(x, x[0, :3, :2], (3, 2), (1, 1))
 x[torch.arange(3)[:, None], torch.arange(2)]
 """)
 
@@ -45,6 +47,22 @@ def tensors():
 def test_reads(dynamic):
     functions = [function(t, "x, i, j, g, k") for t in READS]
     matches(lambda *t: [f(*t) for f in functions], *tensors(), dynamic=dynamic)
+
+
+SEARCHES = expressions("""
+torch.bucketize(x, x[0, 0].abs().cumsum(0) - 2)
+torch.bucketize(x, torch.arange(3) - 1, right=True, out_int32=True)
+torch.searchsorted(x.abs().cumsum(-1), x[..., :2].contiguous(), side="right")
+torch.searchsorted(x[0, 0, :0], x)
+torch.bucketize(i, torch.arange(9) // 2)
+torch.bucketize(x * float("nan"), x[0, 0].abs().cumsum(0))
+torch.bucketize(x, x.flatten().abs().cumsum(0))
+""")
+
+
+def test_searches():
+    functions = [function(t, "x, i, j, g, k") for t in SEARCHES]
+    matches(lambda *t: [f(*t) for f in functions], *tensors())
 
 
 @pytest.mark.parametrize("text", ["x[i]", "x.index_select(0, i)", "F.embedding(i, x)", "x[:, i]"])
