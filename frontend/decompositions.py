@@ -38,9 +38,8 @@ EXTRA: tuple[Any, ...] = (
     aten.rrelu_with_noise_backward,
     aten.nanmedian,
     aten.addmv,
-    aten.adaptive_max_pool2d,
-    aten.adaptive_max_pool3d,
     aten._batch_norm_with_update_functional,
+    aten.batch_norm_backward,
 )
 
 

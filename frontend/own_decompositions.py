@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,8 +45,51 @@ def addbmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, 
     return aten.addmm(x, a, b.reshape(-1, b.shape[2]), beta=beta, alpha=alpha)
 
 
+def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> Any:
+    """(maxima, their places in the flattened planes): all windows beside each other, filled up with -inf.
+
+    Window i of n over a line of m reaches from floor(i m / n) to ceil((i + 1) m / n).
+    """
+    n = len(output_size)
+    extents = x.shape[-n:]
+    if not all(isinstance(m, int) and m > 0 for m in (*extents, *output_size)) or 0 in x.shape:
+        return NotImplemented
+    places = torch.zeros((), dtype=torch.int64, device=x.device)
+    inside = torch.ones((), dtype=torch.bool, device=x.device)
+    lines = []
+    for d, (extent, out) in enumerate(zip(extents, output_size)):
+        starts = [i * extent // out for i in range(out)]
+        ends = [-(-(i + 1) * extent // out) for i in range(out)]
+        width = max(e - s for s, e in zip(starts, ends))
+        i = torch.arange(out, device=x.device)
+        line = (i * extent // out).unsqueeze(1) + torch.arange(width, device=x.device)
+        end = ((i + 1) * extent + out - 1) // out
+        # Of the result's dims [out..., width...].
+        where = [1] * (2 * n)
+        where[d], where[n + d] = out, width
+        inside = inside & (line < end.unsqueeze(1)).reshape(where)
+        line = line.clamp(max=extent - 1).reshape(where)
+        places = places * extent + line
+        lines.append(line)
+    windows = aten._unsafe_index(x, [None] * (x.dim() - n) + lines)
+    windows = torch.where(inside, windows, float("-inf")).flatten(-n)
+    values, first = windows.max(-1)
+    places = places.flatten(-n).expand(windows.shape)
+    return values, places.gather(-1, first.unsqueeze(-1)).squeeze(-1)
+
+
+def adaptive_max_pool_backward(grad: torch.Tensor, x: torch.Tensor, indices: torch.Tensor, n: int) -> torch.Tensor:
+    """Each gradient goes to the place of its maximum."""
+    planes = torch.zeros_like(x, memory_format=torch.contiguous_format).flatten(-n)
+    return planes.scatter_add(-1, indices.flatten(-n), grad.flatten(-n)).view(x.shape)
+
+
 OWN: dict[Any, Any] = {
     **{getattr(aten.linspace, o): linspace for o in aten.linspace.overloads() if not o.endswith("out")},
     aten.diagonal_scatter.default: diagonal_scatter,
     aten.addbmm.default: addbmm,
+    aten.adaptive_max_pool2d.default: adaptive_max_pool,
+    aten.adaptive_max_pool3d.default: adaptive_max_pool,
+    aten.adaptive_max_pool2d_backward.default: functools.partial(adaptive_max_pool_backward, n=2),
+    aten.adaptive_max_pool3d_backward.default: functools.partial(adaptive_max_pool_backward, n=3),
 }

@@ -58,6 +58,13 @@ def test_pools_of_other_layouts_and_dtypes():
     matches(f, image().bfloat16())
 
 
+def test_adaptive_maxima():
+    f = lambda x: F.adaptive_max_pool2d(x, (5, 3), return_indices=True)  # noqa: E731
+    matches(f, torch.randn(2, 4, 7, 9))
+    matches(f, torch.full((1, 2, 7, 9), float("-inf")))
+    matches(lambda x: F.adaptive_max_pool3d(x, (2, 3, 1)), torch.randn(2, 4, 5, 7, 2).requires_grad_(), gradients=True)
+
+
 def test_adaptive():
     f = lambda x: [F.adaptive_avg_pool2d(x, 7), F.adaptive_avg_pool2d(x, (5, 3))]  # noqa: E731
     matches(f, torch.randn(2, 3, 14, 21), factor=4)

@@ -85,10 +85,9 @@ def supported(op: str, dtype: str) -> bool:
 
 @functools.cache
 def generated() -> frozenset[str]:
-    """Names (`aten.sort.stable`) of the overloads that Inductor generates code for, read from its registry."""
+    """Names (`aten.sort.stable`) of the overloads that Inductor generates code for, or takes apart, read from its tables."""
     from torch._inductor import lowering
+    from torch._inductor.decomposition import select_decomp_table
 
-    names = set()
-    for op in set(lowering.lowerings) - set(lowering.fallbacks):
-        names.add(str(op))
-    return frozenset(names)
+    ours = (set(lowering.lowerings) | set(select_decomp_table())) - set(lowering.fallbacks)
+    return frozenset(str(op) for op in ours)

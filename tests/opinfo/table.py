@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .cases import DTYPES, MODES
-from .explained import ATEN, DIFFERS, explanation
+from .explained import DIFFERS, accepted, explanation
 from .inductor import generated, supported
 
 HERE = Path(__file__).parent
@@ -80,8 +80,8 @@ def problems(rows: Iterable[Row]) -> list[str]:
     for row in rows:
         if row["outcome"] == "differs" and explanation(row["op"], row["dtype"], row["mode"]) is None:
             out.append(f"{row['op']} {row['dtype']} {row['mode']} differs without an explanation: {_short(row['detail'])}")
-        for name in row["aten"]:
-            if name in inductors and name not in ATEN:
+        for name, reason in row["aten"].items():
+            if name in inductors and accepted(name, reason) is None:
                 missing[name].add(row["op"])
     out += [f"{name} is left to ATen without a reason ({', '.join(sorted(ops)[:5])})" for name, ops in sorted(missing.items())]
     return out
@@ -151,8 +151,9 @@ def _left(rows: list[Row]) -> list[str]:
         text += [f"## Left to ATen, {heading}", "", "| op | rows | reason |", "|---|---:|---|"]
         for name, counts in sorted(reasons.items()):
             if (name in inductors) == mine:
-                reason = ATEN.get(name) or counts.most_common(1)[0][0]
-                text.append(f"| {name} | {sum(counts.values())} | {_cell(reason)} |")
+                given = counts.most_common(1)[0][0]
+                why = accepted(name, given) if mine else None
+                text.append(f"| {name} | {sum(counts.values())} | {_cell(why or given)} |")
         text.append("")
     return text
 
