@@ -49,22 +49,6 @@ def test_reads(dynamic):
     matches(lambda *t: [f(*t) for f in functions], *tensors(), dynamic=dynamic)
 
 
-SEARCHES = expressions("""
-torch.bucketize(x, x[0, 0].abs().cumsum(0) - 2)
-torch.bucketize(x, torch.arange(3) - 1, right=True, out_int32=True)
-torch.searchsorted(x.abs().cumsum(-1), x[..., :2].contiguous(), side="right")
-torch.searchsorted(x[0, 0, :0], x)
-torch.bucketize(i, torch.arange(9) // 2)
-torch.bucketize(x * float("nan"), x[0, 0].abs().cumsum(0))
-torch.bucketize(x, x.flatten().abs().cumsum(0))
-""")
-
-
-def test_searches():
-    functions = [function(t, "x, i, j, g, k") for t in SEARCHES]
-    matches(lambda *t: [f(*t) for f in functions], *tensors())
-
-
 @pytest.mark.parametrize("text", ["x[i]", "x.index_select(0, i)", "F.embedding(i, x)", "x[:, i]"])
 def test_out_of_range(text):
     x, i = torch.randn(4, 4), torch.tensor([0, 1, 2, 3, 0, 7])

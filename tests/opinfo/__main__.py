@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,12 @@ def read_rows(path: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
 @click.option("--jobs", "-j", default=2, show_default=True, help="Worker processes.")
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds for one pair in one mode.")
 @click.option("--results", type=click.Path(path_type=Path), default=None, help="JSON lines; what is there is not run again.")
-@click.option("--again", multiple=True, help="Run rows again that have this outcome, or left such ATen ops (shell patterns).")
+@click.option("--again", multiple=True, help="Run rows with this outcome (or `all`) again.")
+@click.option("--shuffle", is_flag=True, help="In random order: what is there early says something about the whole.")
 @click.option("--table/--no-table", default=True, help="Write table.jsonl and TABLE.md from the results.")
 def main(
     op: tuple[str, ...], dtype: tuple[str, ...], mode: tuple[str, ...], jobs: int, timeout: float, results: Path | None,
-    again: tuple[str, ...], table: bool,
+    again: tuple[str, ...], shuffle: bool, table: bool,
 ) -> None:  # fmt: skip
     from .cases import MODES, has_mode, pairs
     from .run import Runner
@@ -55,8 +57,10 @@ def main(
         for p in pairs()
         if (not dtype or p.dtype in dtype) and (not op or any(fnmatch.fnmatchcase(p.name, o) for o in op)) and has_mode(p, m)
     ]
-    skip = {key for key, row in known.items() if not any(fnmatch.filter([row["outcome"], *row["aten"]], a) for a in again)}
+    skip = {key for key, row in known.items() if "all" not in again and row["outcome"] not in again}
     work = [w for w in work if w not in skip]
+    if shuffle:
+        random.Random(0).shuffle(work)
     with results.open("a") as out, tqdm(total=len(work), smoothing=0.02, unit="pair") as bar:
         counts: dict[str, int] = {}
 
