@@ -153,6 +153,8 @@ class _Importer:
             return value.node.expr, [], {}
         if not isinstance(value, torch.Tensor):
             return value, [], {}
+        if n.users and all(u.target is torch.ops.higher_order.with_effects and u.args[0] is n for u in n.users):
+            return None, [], {}  # a token: AOTAutograd passes None for it
         spec = tensor_spec(value)
         order = memory_order(value)
         attribute = {}
@@ -296,9 +298,10 @@ class _Importer:
     def _aten(self, n: torch.fx.Node, args: Any, kwargs: Any, reason: str) -> Any:
         if not self.allow_fallback:
             raise CompileError(f"would be left to ATen: {reason}", node=n.format_node(), source=source_of(n), stage="import")
-        if not isinstance(n.target, torch._ops.OpOverload):
+        op = n.args[1] if n.target is torch.ops.higher_order.with_effects else n.target
+        if not isinstance(op, torch._ops.OpOverload):
             raise LeaveGraph(reason, node=n.format_node(), source=source_of(n), stage="import")
-        if n.target.namespace == "quantized" or n.target._schema.name.startswith("aten::quantize_"):
+        if op.namespace == "quantized" or op._schema.name.startswith("aten::quantize_"):
             raise LeaveGraph(f"{n.target} makes a quantised tensor", node=n.format_node(), source=source_of(n), stage="import")
         operands: list[T] = []
 

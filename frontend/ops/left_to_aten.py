@@ -18,6 +18,8 @@ _SCANS = "running extrema and logarithms of sums"
 REASONS: dict[Any, str] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _ATTENTION,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _ATTENTION,
+    # The token that orders such ops passes through the calls.
+    torch.ops.higher_order.with_effects: "an op with effects, such as the check of a decomposition's errors",
     aten.randperm: "a permutation: ATen swaps elements one after the other",
     aten.multinomial: "each draw searches running sums of probabilities, or depends on the draws before",
     aten.masked_scatter: "what goes where depends on how many places before are masked",

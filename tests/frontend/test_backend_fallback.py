@@ -242,3 +242,19 @@ def test_workers_that_give_no_answer(what, tmp_path):
     texts = caught(lambda x: torch.sin(x) + 1, R(33), options=options)
     assert len(texts) == 1 and ("time limit" if what == "slow" else "SIGKILL") in texts[0], texts
     assert left_to_aten() == ["aten.add.Tensor", "aten.sin.default"]
+
+
+def test_ops_with_effects():
+    """Checks of errors, in their order, as calls into ATen within a graph that is compiled."""
+
+    def f(x):
+        return torch.linalg.inv(x * 2) + 1, torch.linalg.cholesky(x @ x.mT + torch.eye(4)).mT * 3
+
+    x = (torch.eye(4) * 3 + torch.rand(4, 4)).requires_grad_()
+    compare(f, x, options={"strict": True})
+    assert "aten.linalg_inv_ex.default" in left_to_aten() and "aten.mm.default" not in left_to_aten()
+    y = torch.compile(f, backend="mlirc", options={"strict": True})(x)
+    torch.testing.assert_close(torch.autograd.grad((y[0] + y[1]).sum(), x), torch.autograd.grad(sum(f(x)).sum(), x))
+    for bad, what in ((torch.zeros(4, 4), "linalg.inv"), (torch.full((4, 4), float("nan")), "linalg")):
+        with pytest.raises(torch.linalg.LinAlgError, match=what):
+            torch.compile(f, backend="mlirc", options={"strict": True})(bad)
