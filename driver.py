@@ -1,21 +1,23 @@
 """The compiler from top to bottom: a graph of linalg on tensors in, a native program out.
 
 `compile_graph` runs in the user's process: graph passes, outlining, one job per distinct kernel, the plan.
-`compile_kernel` is a pure function of its arguments and runs in worker processes, which import no torch.
+`compile_kernel` is a pure function of its arguments and runs in worker processes, which import no torch. So do the graph
+passes where code of the user's is among them: it can crash, or never end.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
+import io
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .dialects.context import kernel_context
 from .dialects.mlir import PassManager, ir
+from .dialects.own import load as load_own
 from .dialects.own import load_for
 from .errors import CompileError
 from .lowering.bridge import to_llvm22
@@ -25,9 +27,12 @@ from .lowering.to_llvm import first_line, lower_to_llvm_ir
 from .options import Options
 from .passes import structure as st
 from .passes.expand_math import expand_math
-from .passes.registry import NOTHING, UserCode, UserFile, load, read_files
+from .passes.registry import NOTHING, UserCode, UserFile, files_key, line_in, load, read_files
 from .passes.strategy import select_strategy, write_strategy
 from .passes.vectorize import KernelFunction, vectorize
+from .reproducer import write_reproducer
+from .runtime.cache import KernelCache, kernel_key, pack, unpack
+from .runtime.elf import defines
 
 if TYPE_CHECKING:
     from .passes.build_plan import PlannedGraph
@@ -52,7 +57,8 @@ def compile_kernel(
     `llvm` and `asm`. `user` is code of the user's own. With `locations`, those of `text` become debug locations.
     """
     see = observer or (lambda name, what: None)
-    with kernel_context(), ir.Location.unknown():
+    # Code of the user's may leave a context in any state.
+    with ir.Context() if user.files else kernel_context(), ir.Location.unknown():
         load_for(text)
         module = ir.Module.parse(text)
         see("kernel", module)
@@ -81,7 +87,10 @@ def compile_kernel(
     see("llvm", llvm_text)
     if observer:
         see("asm", emit_assembly(llvm_text, target))
-    return emit_object(llvm_text, target)
+    code = emit_object(llvm_text, target)
+    if not defines(code, symbol):
+        raise CompileError("the function of the kernel is gone from its module", stage="codegen")
+    return code
 
 
 def _line_of(kernel: KernelFunction) -> ir.Location:
@@ -134,11 +143,15 @@ def compile_graph(
 
     seconds: dict[str, float] = {}
     start = time.perf_counter()
-    user = load(read_files(options.passes))
-    function, kernels = run_graph_passes(module, writes, target, observer, user)
+    files = read_files(options.passes)
+    if files:
+        module, kernels, files = _graph_passes_apart(module, writes, target, options, files)
+        function = find_main(module)
+    else:
+        function, kernels = run_graph_passes(module, writes, target, observer)
     seconds["graph passes"] = time.perf_counter() - start
     start = time.perf_counter()
-    compiled = compile_kernels(kernels, target, options, user)
+    compiled = compile_kernels(kernels, target, options, files)
     seconds["kernels"] = time.perf_counter() - start
     planned = build_plan(function, symbols, n_outputs, [k.symbol for k in compiled], weights)
     return CompiledGraph(planned, compiled, seconds)
@@ -169,54 +182,109 @@ def run_graph_passes(
     return graph.function, graph.kernels
 
 
+def run_graph_passes_job(
+    code: bytes, writes: Sequence[int], target: Target, files: tuple[UserFile, ...]
+) -> tuple[bytes, list[Kernel], tuple[UserFile, ...]]:
+    """`run_graph_passes` on a module as bytecode, for a worker; and the files that kernels depend on."""
+    user = load(files)
+    with ir.Context():
+        load_own()
+        module = ir.Module.parse(code)
+        _, kernels = run_graph_passes(module, writes, target, user=user)
+        return _bytecode(module), kernels, user.kernel_files
+
+
+def _graph_passes_apart(
+    module: ir.Module, writes: Sequence[int], target: Target, options: Options, files: tuple[UserFile, ...]
+) -> tuple[ir.Module, list[Kernel], tuple[UserFile, ...]]:
+    """`run_graph_passes` in a worker, on a copy. Raises CompileError, also for a worker that gives no answer."""
+    from .runtime.pool import WorkerError, get_pool
+
+    pool = get_pool(options)
+    future = pool.submit("mlirc.driver:run_graph_passes_job", _bytecode(module), list(writes), target, files)
+    try:
+        code, kernels, kernel_files = future.result()
+    except WorkerError as e:
+        raise CompileError(e.reason, stage=e.kind, source=line_in(e.log, files) or ", ".join(f.path for f in files)) from e
+    except BaseException:
+        pool.abandon([future])
+        raise
+    load_own()
+    return ir.Module.parse(code), kernels, kernel_files
+
+
+def _bytecode(module: ir.Module) -> bytes:
+    out = io.BytesIO()
+    module.operation.write_bytecode(out)
+    return out.getvalue()
+
+
 def compile_kernels(
-    kernels: Sequence[Kernel], target: Target, options: Options, user: UserCode = NOTHING
+    kernels: Sequence[Kernel], target: Target, options: Options, files: tuple[UserFile, ...] = ()
 ) -> list[CompiledKernel]:
-    """All kernels of a graph, from the cache or in the workers."""
-    from .runtime.cache import kernel_key, pack, unpack
+    """All kernels of a graph, from the cache or in the workers. `files` are those of the user's that they depend on."""
     from .runtime.pool import get_pool
 
     cache = kernel_cache(options)
     out: list[CompiledKernel | None] = [None] * len(kernels)
     waiting: list[tuple[int, str, Future[bytes]]] = []
     pool = get_pool(options)
-    for i, k in enumerate(kernels):
-        key = kernel_key(k.text, target.key(), user.kernel_key())
-        symbol = f"mlirc_{key[:24]}"
-        found = cache.get(key) if cache else None
-        if found is not None:
-            _, code = unpack(found)
-            out[i] = CompiledKernel(k.name, symbol, code, k.origins, k.text)
-            continue
-        waiting.append((i, key, pool.submit("mlirc.driver:compile_kernel_job", k.text, target, symbol, user.kernel_files)))
     failures: list[CompileError] = []
-    for i, key, future in waiting:
-        k = kernels[i]
-        try:
-            code = future.result()
-        except Exception as e:
-            failures.append(_failure(e, k, write_reproducer(k, target, options)))
-            continue
-        if cache:
-            cache.put(key, pack({"name": k.name}, code))
-        out[i] = CompiledKernel(k.name, f"mlirc_{key[:24]}", code, k.origins, k.text)
+    try:
+        for i, k in enumerate(kernels):
+            key = kernel_key(k.text, target.key(), files_key(files))
+            symbol = f"mlirc_{key[:24]}"
+            code = _cached(cache, key, symbol)
+            if code is not None:
+                out[i] = CompiledKernel(k.name, symbol, code, k.origins, k.text)
+            else:
+                waiting.append((i, key, pool.submit("mlirc.driver:compile_kernel_job", k.text, target, symbol, files)))
+        for i, key, future in waiting:
+            k = kernels[i]
+            try:
+                code = future.result()
+            except Exception as e:
+                failures.append(_failure(e, k, target, options, files))
+                continue
+            if cache:
+                cache.put(key, pack({"name": k.name}, code))
+            out[i] = CompiledKernel(k.name, f"mlirc_{key[:24]}", code, k.origins, k.text)
+    except BaseException:
+        # Ctrl-C: nobody waits for the rest, and what is compiled next must not have to.
+        pool.abandon([future for _, _, future in waiting])
+        raise
     if failures:
         failures[0].others = failures[1:]
         raise failures[0] from failures[0].__cause__
     return [k for k in out if k is not None]
 
 
-def _failure(e: Exception, kernel: Kernel, reproducer: str) -> CompileError:
+def _cached(cache: KernelCache | None, key: str, symbol: str) -> bytes | None:
+    """The object of a kernel, None if the cache has none that is whole."""
+    found = cache.get(key) if cache else None
+    if found is None:
+        return None
+    try:
+        _, code = unpack(found)
+    except ValueError:
+        return None
+    return code if defines(code, symbol) else None
+
+
+def _failure(e: Exception, kernel: Kernel, target: Target, options: Options, files: Sequence[UserFile]) -> CompileError:
     """What a worker said about a kernel, with the kernel's name and origins."""
     from .runtime.pool import WorkerError
 
     match e:
+        case WorkerError(kind="start" | "shutdown"):  # no kernel is to blame
+            return CompileError(e.reason, stage=e.kind)
         case WorkerError():
-            reason, source, stage = e.reason, None, e.kind
+            reason, source, stage = e.reason, line_in(e.log, files), e.kind
         case CompileError():
             reason, source, stage = e.reason, e.source, e.stage
         case _:
             reason, source, stage = f"{type(e).__name__}: {e}", None, "kernel"
+    reproducer = write_reproducer(kernel.name, kernel.text, target, options.passes)
     out = CompileError(
         reason, source=source, kernel=kernel.name, stage=stage, reproducer=reproducer, origins=dict.fromkeys(kernel.origins)
     )
@@ -224,32 +292,14 @@ def _failure(e: Exception, kernel: Kernel, reproducer: str) -> CompileError:
     return out
 
 
-_caches: dict[tuple[str, int], object] = {}
+_caches: dict[tuple[str, int], KernelCache] = {}
 
 
-def kernel_cache(options: Options):  # type: ignore[no-untyped-def]
+def kernel_cache(options: Options) -> KernelCache | None:
     """The disk cache that the options ask for, None if they switch it off."""
-    from pathlib import Path
-
-    from .runtime.cache import KernelCache
-
     if not options.cache:
         return None
     place = (options.cache_dir, options.cache_size_mb)
     if place not in _caches:
         _caches[place] = KernelCache(Path(options.cache_dir) if options.cache_dir else None, options.cache_size_mb)
     return _caches[place]
-
-
-def write_reproducer(kernel: Kernel, target: Target, options: Options) -> str:
-    """Save a failing kernel with the command that compiles it again; returns the path."""
-    import tempfile
-
-    digest = hashlib.sha256(kernel.text.encode()).hexdigest()[:12]
-    folder = os.path.join(tempfile.gettempdir(), f"mlirc-reproducers-{os.getuid() if hasattr(os, 'getuid') else 0}")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    path = os.path.join(folder, f"{kernel.name}-{digest}.mlir")
-    with open(path, "w") as f:
-        passes = "".join(f" --passes {os.path.abspath(p)}" for p in options.passes)
-        f.write(f"// mlirc dump {path} --target {target.name}{passes}\n{kernel.text}")
-    return path

@@ -21,11 +21,11 @@ class Options:
     fallback: bool = True
     """Allow calls back into ATen for ops that cannot be lowered; without it they are errors."""
     workers: int = 0
-    """Compile worker processes; 0 means one per core."""
+    """Compile worker processes; 0 means one per core, at most 16."""
     worker_timeout: float = 120.0
-    """Seconds that the compilation of one kernel may take."""
+    """Seconds that a worker may take for one kernel, or for the passes of one graph if some are your own; 0 means no limit."""
     worker_memory_mb: int = 4096
-    """Address space in MiB that a worker may use on top of what it needs to start."""
+    """Address space in MiB that a worker may use on top of what it needs to start; 0 means no limit."""
     rng: str = "native"
     """Who makes random numbers: `native` kernels (Philox), or `aten`, whose numbers are those of eager mode."""
     prepack: bool = True
@@ -51,6 +51,14 @@ class Options:
             raise ValueError(f"mlirc: unknown mode {self.mode!r}; valid modes: {', '.join(MODES)}")
         if self.guard_pages not in GUARD_PAGES:
             raise ValueError(f"mlirc: option guard_pages wants one of {', '.join(GUARD_PAGES)}, got {self.guard_pages!r}")
+        if not 0 <= self.workers <= MAX_WORKERS:
+            raise ValueError(f"mlirc: option workers wants a number from 0 to {MAX_WORKERS}, got {self.workers}")
+        for name in ("worker_timeout", "worker_memory_mb", "cache_size_mb"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"mlirc: option {name} wants a number that is not negative, got {getattr(self, name)}")
+        for name, text in [("cache_dir", self.cache_dir), *(("passes", path) for path in self.passes)]:
+            if not isinstance(text, str) or "\0" in text:
+                raise ValueError(f"mlirc: option {name} wants paths, got {text!r}")
 
     @classmethod
     def make(cls, options: dict[str, object] | None = None, mode: str | None = None) -> "Options":
@@ -76,6 +84,8 @@ class Options:
 
 GUARD_PAGES = {"off": (), "end": ("end",), "start": ("start",), "both": ("start", "end")}
 """Values of the option `guard_pages`, with the placements in which a graph runs."""
+
+MAX_WORKERS = 256
 
 MODES: dict[str, dict[str, object]] = {"default": {}, "reduce-overhead": {}, "max-autotune": {}}
 

@@ -86,7 +86,7 @@ class _Limits:
         _, hard = self._resource.getrlimit(which)
         if hard != self._resource.RLIM_INFINITY:
             value = min(value, hard)
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, OverflowError):
             self._resource.setrlimit(which, (value, hard))
 
     def lift(self) -> None:

@@ -18,10 +18,12 @@ from ..driver import compile_graph
 from ..errors import CompileError
 from ..lowering.target import Target
 from ..options import GUARD_PAGES, Options
+from ..passes.registry import read_files
 from ..runtime.amx import request_tiles
 from ..runtime.pool import get_pool
 from ..runtime.program import Program
 from ..runtime.weights import WeightTable
+from . import forking
 from .aten import host_step
 from .decompositions import decompositions
 from .eager import EagerRunner
@@ -34,6 +36,7 @@ from .registry import LeaveGraph
 from .report import GraphReport, record
 from .runner import Runner
 
+forking.prepare()
 log.register()
 logger = log.get_logger("backend")
 let_dynamo_trace_layers()
@@ -42,6 +45,7 @@ let_dynamo_trace_layers()
 def mlirc(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Any = None) -> Any:
     """What `torch.compile(model, backend="mlirc", mode=..., options=...)` calls for every graph."""
     chosen = Options.make(options, mode)
+    read_files(chosen.passes)
     target = Target.parse(chosen.target)
     target.check_runnable()
     if target.has_amx_bf16:

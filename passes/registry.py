@@ -71,10 +71,6 @@ class UserCode:
 
         return self.files if self.strategies or any(p.after in KERNEL_STAGES for p in self.passes) else ()
 
-    def kernel_key(self) -> str:
-        """What the kernel cache has to know: empty if kernels do not depend on the files."""
-        return hashlib.sha256(repr([f.source for f in self.kernel_files]).encode()).hexdigest() if self.kernel_files else ""
-
     def run_after(self, stage: str, module: ir.Module, see: Callable[[str, object], None]) -> bool:
         """Run the passes that follow a stage, and show what each has made of the module; whether there were any.
 
@@ -222,6 +218,11 @@ def read_files(paths: Sequence[str]) -> tuple[UserFile, ...]:
     return tuple(out)
 
 
+def files_key(files: Sequence[UserFile]) -> str:
+    """What the kernel cache has to know of the files that kernels depend on: empty if there are none."""
+    return hashlib.sha256(repr([f.source for f in files]).encode()).hexdigest() if files else ""
+
+
 @functools.lru_cache(maxsize=64)
 def load(files: tuple[UserFile, ...]) -> UserCode:
     """Execute the files once per process and contents. Raises CompileError, naming file and line, if that fails."""
@@ -242,6 +243,14 @@ def load(files: tuple[UserFile, ...]) -> UserCode:
     finally:
         _loading.reset(token)
     return code
+
+
+def line_in(log: str, files: Sequence[UserFile]) -> str | None:
+    """`file:line` of the innermost frame of one of the files in what Python writes when a process dies of a signal."""
+    for path, line in re.findall(r'File "([^"]+)", line (\d+)', log):
+        if any(path == f.path for f in files):
+            return f"{path}:{line}"
+    return None
 
 
 def _failed(error: Exception, name: str, path: str) -> CompileError:

@@ -67,7 +67,7 @@ class KernelCache:
     """
 
     def __init__(self, directory: Path | None = None, max_mb: int = 1024) -> None:
-        self.directory = Path(directory).absolute() if directory is not None else default_directory()
+        self.directory = Path(directory).expanduser().absolute() if directory is not None else default_directory()
         self.max_bytes = max_mb << 20
         self._hits = 0
         self._misses = 0

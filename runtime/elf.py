@@ -35,6 +35,14 @@ def symbols(obj: bytes) -> list[Symbol]:
         raise ValueError(f"damaged ELF64 object: {error}") from None
 
 
+def defines(obj: bytes, symbol: str) -> bool:
+    """Whether `obj` is a whole object file that exports `symbol`."""
+    try:
+        return any(s.name == symbol and s.section and not s.is_local for s in symbols(obj))
+    except ValueError:
+        return False
+
+
 def _read(obj: bytes) -> list[Symbol]:
     (table_offset,) = struct.unpack_from("<Q", obj, 40)
     count = struct.unpack_from("<H", obj, 60)[0]

@@ -18,12 +18,18 @@ import subprocess
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from ..options import Options
 from .process import START_SECONDS, Silent, WorkerProcess
+
+MOST_WORKERS = 16
+"""Workers unless more are asked for."""
+LONGEST_SECONDS = 1e8
+"""A limit beyond this is none: timers do not take it."""
 
 _OUT_OF_MEMORY = re.compile(r"bad_alloc|out of memory|cannot allocate memory|allocation failed|MemoryError", re.IGNORECASE)
 
@@ -69,7 +75,7 @@ class _Outcome:
 
 
 class Pool:
-    """`workers` processes (0: one per core) that each run one job at a time, at most `timeout` seconds (None: no limit).
+    """`workers` processes (0: one per core, at most `MOST_WORKERS`) that each run one job at a time, at most `timeout` seconds (None: no limit).
 
     A worker may use `memory_mb` MiB of address space on top of what it has after start-up (None: no limit). Thread-safe.
     After a fork of this process the child's pool is empty and starts workers of its own; futures of the parent's jobs
@@ -77,7 +83,7 @@ class Pool:
     """
 
     def __init__(self, workers: int = 0, timeout: float | None = 120.0, memory_mb: int | None = 4096) -> None:
-        self.workers = workers if workers > 0 else available_cores()
+        self.workers = workers if workers > 0 else default_workers()
         self.timeout = timeout
         self.memory_mb = memory_mb
         self._closed = False
@@ -89,8 +95,10 @@ class Pool:
         self._queue: deque[_Job] = deque()
         self._threads: list[threading.Thread] = []
         self._processes: set[WorkerProcess] = set()
+        self._running: dict[Future[Any], WorkerProcess] = {}
         self._idle = 0
         self._start_error = ""
+        self._hopeless = False
 
     @property
     def closed(self) -> bool:
@@ -123,6 +131,14 @@ class Pool:
     def pids(self) -> list[int]:
         """Process ids of the workers that run at the moment."""
         return sorted(process.pid for process in list(self._processes) if process.alive())
+
+    def abandon(self, futures: Iterable[Future[Any]]) -> None:
+        """Nobody wants these jobs any more: those that wait are cancelled, the workers of those that run are killed."""
+        wanted = [f for f in futures if not f.cancel()]
+        with self._changed:
+            for future in wanted:
+                if future in self._running:
+                    self._running[future].kill()
 
     def shutdown(self) -> None:
         """Kill the workers. Jobs that wait are cancelled, jobs that run fail with kind `shutdown`."""
@@ -184,10 +200,15 @@ class Pool:
     def _attempt(self, process: WorkerProcess | None, job: _Job) -> _Outcome:
         if process is None:
             return _Outcome(error=WorkerError("start", f"mlirc: cannot start a compile worker: {self._start_error}"))
+        with self._changed:
+            self._running[job.future] = process
         try:
             reply = process.call(job.payload, self.timeout)
         except Silent as silent:
             return _Outcome(error=self._explain(process, job, silent))
+        finally:
+            with self._changed:
+                self._running.pop(job.future, None)
         try:
             status, retire, value, text, trace = pickle.loads(reply)
         except Exception as error:
@@ -201,12 +222,16 @@ class Pool:
 
     def _explain(self, process: WorkerProcess, job: _Job, silent: Silent) -> WorkerError:
         """Why there was no answer. Ends the process."""
-        code = process.end(grace=0.0 if silent.timed_out or self._closed else 2.0)
+        if silent.timed_out:
+            process.interrupt()
+        code = process.end(grace=0.0 if self._closed else 2.0)
         log = process.output()
         if self._closed:
             return WorkerError("shutdown", f"mlirc: the pool was shut down while {job.path} ran", log)
         if silent.starting:
             how = f"was not ready after {START_SECONDS:g} s" if silent.timed_out else f"{_how_died(code)} while it started"
+            if silent.timed_out:  # and so would the next one be: one wait of that length is enough
+                self._hopeless, self._start_error = True, f"an earlier one {how}"
             return WorkerError("start", f"mlirc: a compile worker {how}", log)
         if silent.timed_out or code == -signal.SIGALRM:
             return WorkerError("timeout", f"mlirc: {job.path} was stopped after its time limit of {self.timeout:g} s", log)
@@ -216,7 +241,7 @@ class Pool:
         return WorkerError("crash", died, log)
 
     def _spawn(self) -> WorkerProcess | None:
-        if self._closed:
+        if self._closed or self._hopeless:
             return None
         try:
             process = WorkerProcess(self.timeout, self.memory_mb)
@@ -246,9 +271,9 @@ _shared_lock = threading.Lock()
 
 
 def get_pool(options: Options) -> Pool:
-    """The process-wide pool for these options' number of workers and limits (0 or less: no limit)."""
-    workers = options.workers if options.workers > 0 else available_cores()
-    timeout = options.worker_timeout if options.worker_timeout > 0 else None
+    """The process-wide pool for these options' number of workers and limits (0 or less, or years: no limit)."""
+    workers = options.workers if options.workers > 0 else default_workers()
+    timeout = options.worker_timeout if 0 < options.worker_timeout < LONGEST_SECONDS else None
     memory_mb = options.worker_memory_mb if options.worker_memory_mb > 0 else None
     key = (workers, timeout, memory_mb)
     with _shared_lock:
@@ -258,11 +283,10 @@ def get_pool(options: Options) -> Pool:
         return pool
 
 
-def available_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def default_workers() -> int:
+    """One for each core that this process may run on, but a container may be given less than the cores that it sees."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_WORKERS)
 
 
 def _revive(data: bytes | None, text: str, trace: str, output: str) -> BaseException:

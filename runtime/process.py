@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -51,8 +52,7 @@ class WorkerProcess:
     """
 
     def __init__(self, timeout: float | None, memory_mb: int | None) -> None:
-        if not sys.executable:
-            raise OSError("this Python does not know its own executable (sys.executable is empty)")
+        python = interpreter()
         package = sys.modules[__name__.partition(".")[0]]
         config = {
             "parent": os.getpid(),
@@ -63,11 +63,12 @@ class WorkerProcess:
             "roots": [os.path.abspath(root) for root in package.__path__],
         }
         self._ready = False
+        self._killed = False
         self._log = _open_log()
         self._socket, theirs = socket.socketpair()
         try:
             self._popen = subprocess.Popen(
-                [sys.executable, "-c", BOOT, json.dumps(config)],
+                [python, "-c", BOOT, json.dumps(config)],
                 stdin=theirs.fileno(),
                 stdout=self._log,
                 stderr=self._log,
@@ -86,7 +87,7 @@ class WorkerProcess:
         return self._popen.pid
 
     def alive(self) -> bool:
-        return self._popen.poll() is None
+        return not self._killed and self._popen.poll() is None
 
     def call(self, payload: bytes, timeout: float | None) -> bytes:
         """Send a job and wait for its reply, at most `timeout` seconds after the worker is up. Raises Silent."""
@@ -111,8 +112,14 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Have the process die; any thread may ask."""
+        self._killed = True
         with contextlib.suppress(OSError):
             self._popen.kill()
+
+    def interrupt(self) -> None:
+        """Have the process say where it is, in its output, and die."""
+        with contextlib.suppress(OSError):
+            self._popen.send_signal(signal.SIGABRT)
 
     def end(self, grace: float = 0.0) -> int:
         """Wait `grace` seconds for the process to end by itself, then kill it; its exit code, negative for a signal."""
@@ -178,6 +185,20 @@ class WorkerProcess:
         if left <= 0.0 and not even_late:
             raise Silent(True, not self._ready)
         self._socket.settimeout(max(left, 0.0))
+
+
+def interpreter() -> str:
+    """The Python that runs workers. Raises OSError if none is found.
+
+    `sys.executable` is empty or some other program where Python is embedded in one, or does not exist any more.
+    """
+    name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    places = [os.path.join(prefix, "bin", name) for prefix in (sys.exec_prefix, sys.base_exec_prefix)]
+    candidates = [sys.executable, *places, getattr(sys, "_base_executable", None)]
+    for path in candidates:
+        if path and "python" in os.path.basename(path).lower() and os.access(path, os.X_OK) and not os.path.isdir(path):
+            return path
+    raise OSError(f"no Python to run it with: sys.executable is {sys.executable!r}, and there is none in {', '.join(places)}")
 
 
 def import_path() -> list[str]:

@@ -29,6 +29,7 @@ SAMPLES = 3
 """Words per weight in the fingerprint: first, middle, last."""
 
 _epoch = 0
+_computing = threading.Lock()
 
 
 def invalidate() -> None:
@@ -61,7 +62,6 @@ class WeightTable:
         self.program = program
         self.nbytes = list(nbytes)
         self._entries: dict[tuple[int, ...], Results] = {}
-        self._lock = threading.Lock()
 
     def results(self, pointers: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> Results:
         """The results for these weights, computed now if there are none, or stale ones. To be held while they are used."""
@@ -81,7 +81,7 @@ class WeightTable:
         return sum(self.nbytes) * len(self._entries)
 
     def _compute(self, pointers: tuple[int, ...], versions: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> Results:
-        with self._lock:
+        with _computing:
             for key in list(self._entries)[: 1 - MAX_ENTRIES]:
                 self._entries.pop(key, None)
             samples = _sample_addresses(tensors)

@@ -12,11 +12,9 @@ import torch
 from click.testing import CliRunner, Result
 
 from mlirc.cli import main
-from mlirc.driver import write_reproducer
 from mlirc.lowering.target import Target
-from mlirc.options import Options
-from mlirc.passes.outline import Kernel
 from mlirc.passes.registry import graph_stages, kernel_stages
+from mlirc.reproducer import write_reproducer
 
 MODEL = """\
 import torch
@@ -247,8 +245,7 @@ def test_exported_program(tmp_path):
 
 def test_a_reproducer_names_the_command_that_reads_it(model, tmp_path):
     text = mlirc("dump", f"{model}:attention", *QKV, "--kernel", "0", "--stage", "kernel").output
-    kernel = Kernel("k00_something", text)
-    path = write_reproducer(kernel, Target.parse("x86-64-v3"), Options())
+    path = write_reproducer("k00_something", text, Target.parse("x86-64-v3"))
     command = Path(path).read_text().splitlines()[0].removeprefix("// mlirc ").split()
     assert command[:2] == ["dump", path]
     stages = [t.split()[-1] for t in shown(mlirc(*command).output)]

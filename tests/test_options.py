@@ -68,7 +68,8 @@ def test_unknown_mode_lists_the_valid_ones():
         Options.make(mode="fast")
 
 
-@pytest.mark.parametrize("given", [{"workers": "many"}, {"workers": 1.5}, {"strict": 1}, {"strict": "maybe"}, {"cache_dir": 3}])
+@pytest.mark.parametrize("given", [{"workers": "many"}, {"workers": 1.5}, {"strict": 1}, {"strict": "maybe"}, {"cache_dir": 3}, {"workers": -1}, {"workers": 1 << 70},
+     {"worker_timeout": float("nan")}, {"worker_timeout": -1.0}, {"cache_dir": "a\0b"}, {"passes": [3]}])
 def test_wrong_type_names_the_option(given):
     with pytest.raises(ValueError, match=next(iter(given))):
         Options.make(given)

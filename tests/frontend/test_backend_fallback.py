@@ -238,7 +238,7 @@ def test_workers_that_give_no_answer(what, tmp_path):
         "    if 'math.sin' in str(module):\n"
         f"        {body}\n"
     )
-    options = {"strict": False, "passes": (str(file),), "worker_timeout": 2.0, "workers": 1, "cache": False}
+    options = {"strict": False, "passes": (str(file),), "worker_timeout": 6.0, "workers": 1, "cache": False}
     texts = caught(lambda x: torch.sin(x) + 1, R(33), options=options)
     assert len(texts) == 1 and ("time limit" if what == "slow" else "SIGKILL") in texts[0], texts
     assert left_to_aten() == ["aten.add.Tensor", "aten.sin.default"]

@@ -309,13 +309,68 @@ def test_shutdown():
         pool.submit("math:sqrt", 1)
 
 
-def test_worker_that_cannot_start(monkeypatch):
-    for executable in ("/nonexistent/python", "/bin/false", ""):
+def test_worker_that_cannot_start(monkeypatch, tmp_path):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/false\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "exec_prefix", "/nowhere")
+    monkeypatch.setattr(sys, "base_exec_prefix", "/nowhere")
+    monkeypatch.setattr(sys, "_base_executable", "")
+    for executable in ("/nonexistent/python", "/bin/false", "", None, str(broken)):
         monkeypatch.setattr(sys, "executable", executable)
         with Pool(workers=1) as pool:
             error = pool.submit("math:sqrt", 1).exception(60)
             assert isinstance(error, WorkerError)
             assert error.kind == "start"
+
+
+def test_a_worker_that_never_gets_ready_is_waited_for_once(monkeypatch, tmp_path):
+    idle = tmp_path / "python"
+    idle.write_text("#!/bin/sh\nexec sleep 1000\n")
+    idle.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(idle))
+    monkeypatch.setattr("mlirc.runtime.process.START_SECONDS", 0.7)
+    with Pool(workers=1) as pool:
+        errors = [pool.submit("math:sqrt", 1).exception(60) for _ in range(2)]
+        assert [e.kind for e in errors] == ["start", "start"]
+        assert "was not ready" in errors[0].reason and "an earlier one was not ready" in errors[1].reason
+        assert pool.pids() == []
+
+
+@pytest.mark.parametrize("executable", ["", None, "/usr/bin/blender", "/nonexistent/python3"])
+def test_python_is_found_where_it_is_embedded(monkeypatch, executable):
+    monkeypatch.setattr(sys, "executable", executable)
+    with Pool(workers=1) as pool:
+        assert pool.submit("math:sqrt", 4).result(60) == 2.0
+
+
+def test_abandoned_jobs(pool, tmp_path):
+    """What runs is killed, what waits is cancelled, and neither is in the way of the next job."""
+    marker = tmp_path / "pid"
+    running = [pool.submit("pool_jobs:mark_and_sleep", str(marker)), pool.submit("time:sleep", 1000)]
+    waiting = [pool.submit("time:sleep", 1000) for _ in range(3)]
+    pid = wait_for(marker)
+    pool.abandon([*running, *waiting])
+    assert pool.submit("math:sqrt", 4).result(60) == 2.0
+    assert gone(pid)
+    assert all(f.cancelled() for f in waiting)
+    assert isinstance(running[0].exception(60), WorkerError)
+    pool.abandon(running)
+    assert len(pool.pids()) == 2
+
+
+def test_a_job_that_is_stopped_says_where_it_was():
+    with Pool(workers=1, timeout=1.0) as pool:
+        error = pool.submit("time:sleep", 1000).exception(60)
+    assert error.kind == "timeout" and "in _run" in error.log
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e30])
+def test_limits_that_are_none(seconds):
+    pool = get_pool(Options(workers=1, worker_timeout=seconds, worker_memory_mb=1 << 60))
+    assert pool.timeout is None
+    assert pool.submit("math:sqrt", 4).result(60) == 2.0
+    pool.shutdown()
 
 
 def test_get_pool_is_shared():
