@@ -292,6 +292,21 @@ def _failure(e: Exception, kernel: Kernel, target: Target, options: Options, fil
     return out
 
 
+def blame(error: CompileError, kernels: Sequence[CompiledKernel], target: Target, options: Options) -> CompileError:
+    """An error of the linker with what is known of the kernels that it names."""
+    named = (error.kernel or "").split(", ")
+    found = [k for k in kernels if k.name in named]
+    if not found:
+        return error
+    return CompileError(
+        error.reason,
+        stage="link",
+        kernel=error.kernel,
+        reproducer=write_reproducer(found[0].name, found[0].text, target, options.passes),
+        origins=dict.fromkeys(origin for k in found for origin in k.origins),
+    )
+
+
 _caches: dict[tuple[str, int], KernelCache] = {}
 
 

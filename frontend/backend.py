@@ -14,7 +14,7 @@ from torch._functorch.partitioners import default_partition
 
 from .. import log
 from ..dialects.mlir import ir
-from ..driver import compile_graph
+from ..driver import CompiledGraph, blame, compile_graph
 from ..errors import CompileError
 from ..lowering.target import Target
 from ..options import GUARD_PAGES, Options
@@ -142,25 +142,31 @@ def _compile(
         )
     by_name = {c.name: c for c in graph.aten_calls}
     hosts = [host_step(by_name[h.name], h, graph.symbols) for h in compiled.planned.hosts]
-    objects = {k.name: k.code for k in compiled.kernels}
     linking = time.perf_counter()
-    planned = compiled.planned
     seconds = {"import": imported - started, **compiled.seconds}
     report = GraphReport.make(direction, graph, compiled, seconds)
-    if placements := GUARD_PAGES[options.guard_pages]:
-        names = {k.symbol: k.name for k in compiled.kernels}
-        runs = [guarded(planned, objects, hosts, names, placement, options.perf) for placement in placements]
-        runner: Runner = GuardedRunner(graph, runs, planned.weight_inputs, report)
-    else:
-        program = Program(planned.plan, objects, hosts, perf=options.perf)
-        table = None
-        if planned.weights is not None:
-            table = WeightTable(Program(planned.weights, objects, perf=options.perf), planned.weight_bytes)
-        runner = Runner(graph, program, table, planned.weight_inputs, report)
+    try:
+        runner = _link(graph, compiled, hosts, options, report)
+    except CompileError as e:
+        raise blame(e, compiled.kernels, target, options) from e
     seconds["link"] = time.perf_counter() - linking
     record(report)
     logger.info("%s", report.summary())
     return runner
+
+
+def _link(graph: ImportedGraph, compiled: CompiledGraph, hosts: Sequence[Any], options: Options, report: GraphReport) -> Runner:
+    planned = compiled.planned
+    objects = {k.name: k.code for k in compiled.kernels}
+    if placements := GUARD_PAGES[options.guard_pages]:
+        names = {k.symbol: k.name for k in compiled.kernels}
+        runs = [guarded(planned, objects, hosts, names, placement, options.perf) for placement in placements]
+        return GuardedRunner(graph, runs, planned.weight_inputs, report)
+    program = Program(planned.plan, objects, hosts, perf=options.perf)
+    table = None
+    if planned.weights is not None:
+        table = WeightTable(Program(planned.weights, objects, perf=options.perf), planned.weight_bytes)
+    return Runner(graph, program, table, planned.weight_inputs, report)
 
 
 def weight_inputs(graph: ImportedGraph) -> list[int]:
