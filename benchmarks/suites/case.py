@@ -8,7 +8,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 from .rows import Case, Row
@@ -31,7 +30,7 @@ def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[s
     import torch._dynamo
 
     from .. import verdict
-    from ..suite import DTYPES
+    from ..suite import DTYPES, compiled
     from .catalog import load
 
     torch.set_num_threads(case.threads)
@@ -59,9 +58,10 @@ def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[s
         except Exception as error:
             _raise_if_out_of_memory(error)
             return {**row, "outcome": "unbuilt", "detail": _text(error), "trace": traceback.format_exc()}
-        call = _compile(case.backend, module, row, stage)
+        stage("compiling")
+        function = compiled(module, case.backend)
         try:
-            got = verdict.tensors(call(args, kwargs))
+            got = verdict.tensors(_first_call(function, args, kwargs, case.backend, row))
         except Exception as error:
             _raise_if_out_of_memory(error)
             return {**row, "outcome": "error", "detail": _text(error), "trace": traceback.format_exc()}
@@ -73,12 +73,13 @@ def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[s
         del eager, got, fp64
         stage("running")
         _reset_peak()
-        call(args, kwargs)
+        function(*args, **kwargs)
         row["peak_mb"] = _peak_mb()
-        _attribute(case.backend, lambda: call(args, kwargs), row)
+        if case.backend == "mlirc":
+            _attribute(lambda: function(*args, **kwargs), row)
         if seconds > 0:
             stage("timing")
-            _time(lambda: module(*args, **kwargs), lambda: call(args, kwargs), seconds, row)
+            _time(lambda: module(*args, **kwargs), lambda: function(*args, **kwargs), seconds, row)
     return row
 
 
@@ -115,62 +116,44 @@ def _reference(module: Any, args: tuple, kwargs: dict[str, Any], kind: Any) -> t
     return None, "eager"
 
 
-def _compile(backend: str, module: Any, row: Row, stage: Callable[[str], None]) -> Callable[[tuple, dict[str, Any]], Any]:
-    """A function that calls the compiled module; its first call compiles and fills in what that took."""
+def _first_call(function: Any, args: tuple, kwargs: dict[str, Any], backend: str, row: Row) -> Any:
+    """The output of the call that compiles; fills in what that took. Raises what the compiler raises."""
     from torch._dynamo.utils import counters
 
-    from ..suite import compiled
+    from ...frontend.report import listening
 
-    function = compiled(module, backend)
-    first = True
-
-    def call(args: tuple, kwargs: dict[str, Any]) -> Any:
-        nonlocal first
-        if not first:
-            return _seeded(function, args, kwargs)
-        first = False
-        stage("compiling")
-        counters.clear()
-        _reset_peak()
-        with warnings.catch_warnings(record=True) as caught, ExitStack() as stack:
-            warnings.simplefilter("always")
-            graphs = None
-            if backend == "mlirc":
-                from ...frontend.report import listening
-
-                graphs = stack.enter_context(listening())
-            start = time.perf_counter()
-            output = _seeded(function, args, kwargs)
-            row["compile_s"] = time.perf_counter() - start
-        row["compile_peak_mb"] = _peak_mb()
-        row["graphs"] = counters["stats"]["unique_graphs"]
-        row["graph_breaks"] = sum(counters["graph_break"].values())
-        if backend != "eager" and not row["graphs"]:
-            raise RuntimeError("no graph reached the backend")
-        row["warnings"] = sorted({str(w.message).splitlines()[0][:200] for w in caught if str(w.message).startswith("mlirc")})
-        if graphs is not None:
-            row["nodes"] = sum(g.nodes for g in graphs)
-            row["nodes_left"] = sum(len(g.aten) for g in graphs)
-            row["kernels"] = sum(len(g.kernels) for g in graphs)
-            stages: dict[str, float] = {}
-            for graph in graphs:
-                for name, seconds in graph.seconds.items():
-                    stages[name] = stages.get(name, 0.0) + seconds
-            row["compile_stages"] = {"torch": max(0.0, row["compile_s"] - sum(stages.values())), **stages}
-            _graphs[:] = graphs
-        return output
-
-    return call
+    counters.clear()
+    _reset_peak()
+    with warnings.catch_warnings(record=True) as caught, listening() as graphs:
+        warnings.simplefilter("always")
+        start = time.perf_counter()
+        output = _seeded(function, args, kwargs)
+        row["compile_s"] = time.perf_counter() - start
+    row["compile_peak_mb"] = _peak_mb()
+    row["graphs"] = counters["stats"]["unique_graphs"]
+    row["graph_breaks"] = sum(counters["graph_break"].values())
+    if backend != "eager" and not row["graphs"]:
+        raise RuntimeError("no graph reached the backend")
+    row["warnings"] = sorted({str(w.message).splitlines()[0][:200] for w in caught if str(w.message).startswith("mlirc")})
+    if graphs:
+        row["nodes"] = sum(g.nodes for g in graphs)
+        row["nodes_left"] = sum(len(g.aten) for g in graphs)
+        row["kernels"] = sum(len(g.kernels) for g in graphs)
+        stages: dict[str, float] = {}
+        for graph in graphs:
+            for name, seconds in graph.seconds.items():
+                stages[name] = stages.get(name, 0.0) + seconds
+        row["compile_stages"] = {"torch": max(0.0, row["compile_s"] - sum(stages.values())), **stages}
+        _graphs[:] = graphs
+    return output
 
 
 _graphs: list[Any] = []
 """What mlirc compiled in this process."""
 
 
-def _attribute(backend: str, call: Callable[[], Any], row: Row) -> None:
+def _attribute(call: Callable[[], Any], row: Row) -> None:
     """Where a call spends its time: shares of what is left to ATen, per op, and of the slowest kernels."""
-    if backend != "mlirc":
-        return
     from ...frontend import aten
     from ...runtime import profile
 
@@ -195,10 +178,10 @@ def _attribute(backend: str, call: Callable[[], Any], row: Row) -> None:
     row["slowest"] = [{"kernel": names.get(s, s), "ms": 1e3 * t / RUNS, "share": t / total} for s, t in dearest]
 
 
-def _time(eager: Callable[[], Any], compiled: Callable[[], Any], seconds: float, row: Row) -> None:
+def _time(eager: Callable[[], Any], function: Callable[[], Any], seconds: float, row: Row) -> None:
     from ..measure import alternate, median_ms
 
-    times = alternate({"eager": eager, "compiled": compiled}, seconds)
+    times = alternate({"eager": eager, "compiled": function}, seconds)
     row["eager_ms"], row["ms"] = median_ms(times["eager"]), median_ms(times["compiled"])
     row["min_ms"], row["calls"] = 1e3 * min(times["compiled"]), len(times["compiled"])
     row["speedup"] = row["eager_ms"] / row["ms"]
