@@ -12,36 +12,10 @@ import torch.nn.functional as F
 from mlirc import GuardPageError
 from mlirc.runtime.faults import available
 
+from ..guards.shifted import READS, WRITES, shifting
 from .compare import compare
 
 pytestmark = pytest.mark.skipif(not available(), reason="guard pages need Linux on x86-64")
-
-# Moves every access of some kind by a number of elements.
-BREAK = """
-import mlirc
-from mlirc.dialects.mlir import arith, ir
-
-@mlirc.register_pass(after="vector")
-def shift(module):
-    found = []
-    def look(op):
-        if op.name in {names!r}:
-            found.append(op)
-        return ir.WalkResult.ADVANCE
-    module.operation.walk(look)
-    for op in found:
-        at = next(i for i, v in enumerate(op.operands) if str(v.type) == "index")
-        with ir.InsertionPoint(op), op.location:
-            by = arith.constant(ir.IndexType.get(), {by})
-            op.operands[at] = arith.addi(op.operands[at], by)
-"""
-
-
-def broken(tmp_path, names: tuple[str, ...], by: int) -> str:
-    path = tmp_path / "shift.py"
-    path.write_text(BREAK.format(names=names, by=by))
-    return str(path)
-
 
 def guarded(f, placement: str = "both", **options):
     return torch.compile(f, backend="mlirc", options={"guard_pages": placement, "strict": True, **options})
@@ -49,12 +23,12 @@ def guarded(f, placement: str = "both", **options):
 
 CASES = {
     # (ops, elements, placement, what the message says)
-    "read past the end": (("vector.maskedload", "vector.load"), 1, "end", r"k00_mul_add \(step 0\) reads input 0 \(84 bytes\) at byte 84, outside"),
-    "write past the end": (("vector.maskedstore", "vector.store"), 1, "end", r"k00_mul_add \(step 0\) writes output 0 \(84 bytes\) at byte 84, "),
-    "read before the start": (("vector.maskedload", "vector.load"), -1, "start", r"k00_mul_add \(step 0\) reads input 0 \(84 bytes\) at byte -4, "),
-    "write before the start": (("vector.maskedstore", "vector.store"), -1, "start", r"k00_mul_add \(step 0\) writes output 0 .* at byte -4, "),
-    "write past the end into slack": (("vector.maskedstore", "vector.store"), 1, "start", r"step 0\) writes past the end of output 0"),
-    "write before the start into slack": (("vector.maskedstore", "vector.store"), -1, "end", r"step 0\) writes before the start of output 0"),
+    "read past the end": (READS, 1, "end", r"k00_mul_add \(step 0\) reads input 0 \(84 bytes\) at byte 84, outside"),
+    "write past the end": (WRITES, 1, "end", r"k00_mul_add \(step 0\) writes output 0 \(84 bytes\) at byte 84, "),
+    "read before the start": (READS, -1, "start", r"k00_mul_add \(step 0\) reads input 0 \(84 bytes\) at byte -4, "),
+    "write before the start": (WRITES, -1, "start", r"k00_mul_add \(step 0\) writes output 0 .* at byte -4, "),
+    "write past the end into slack": (WRITES, 1, "start", r"step 0\) writes past the end of output 0"),
+    "write before the start into slack": (WRITES, -1, "end", r"step 0\) writes before the start of output 0"),
 }
 
 
@@ -62,7 +36,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_kernel_that_is_one_element_off_is_named(tmp_path, case, target):
     names, by, placement, message = CASES[case]
-    f = guarded(lambda x: x * 2 + 1, placement, passes=[broken(tmp_path, names, by)], target=target)
+    f = guarded(lambda x: x * 2 + 1, placement, passes=[shifting(tmp_path, names, by)], target=target)
     with pytest.raises(GuardPageError, match=message):
         f(torch.randn(21))
 
@@ -73,7 +47,7 @@ def test_every_size_and_type_is_exact(tmp_path, dtype, n):
     x = torch.ones(n, dtype=dtype)
     assert torch.equal(guarded(lambda x: x + x)(x), x + x)
     torch._dynamo.reset()
-    f = guarded(lambda x: x + x, passes=[broken(tmp_path, ("vector.maskedload", "vector.load", "memref.load"), 1)])
+    f = guarded(lambda x: x + x, passes=[shifting(tmp_path, READS, 1)])
     with pytest.raises(GuardPageError, match=f"reads input 0 .* at byte {n * x.element_size()}, outside"):
         f(x)
 
@@ -84,7 +58,7 @@ def test_intermediates_and_packed_weights_are_guarded(tmp_path):
     def f(x):
         return b(torch.softmax(a(x), -1))
 
-    own = broken(tmp_path, ("vector.maskedload", "vector.load", "memref.load"), 1)
+    own = shifting(tmp_path, READS, 1)
     with torch.no_grad(), pytest.raises(GuardPageError):
         guarded(f, passes=[own])(torch.randn(3, 33))
     torch._dynamo.reset()
@@ -95,7 +69,7 @@ def test_intermediates_and_packed_weights_are_guarded(tmp_path):
 
 def test_the_process_is_sound_after_a_fault(tmp_path):
     x = torch.randn(40)
-    bad = guarded(lambda x: x * 2, passes=[broken(tmp_path, ("vector.maskedload", "vector.load"), 1)])
+    bad = guarded(lambda x: x * 2, passes=[shifting(tmp_path, READS, 1)])
     for _ in range(3):
         with pytest.raises(GuardPageError):
             bad(x)
@@ -144,7 +118,7 @@ def test_random_numbers_are_drawn_once():
 
 
 def test_an_access_far_outside_names_the_kernel_before_the_process_ends(tmp_path):
-    own = broken(tmp_path, ("vector.maskedload", "vector.load"), 1 << 44)
+    own = shifting(tmp_path, READS, 1 << 44)
     code = f"""
 import torch
 f = torch.compile(lambda x: x * 2, backend="mlirc", options={{"guard_pages": "end", "strict": True, "passes": [{own!r}]}})

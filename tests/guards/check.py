@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -52,8 +52,12 @@ def check(
     backward: bool = False,
     target: str = "host",
     placement: str = "both",
+    passes: Sequence[str] = (),
 ) -> None:
-    """Assert that a group's kernels stay inside of their buffers for these sizes, and compute what eager mode does."""
+    """Assert that a group's kernels stay inside of their buffers for these sizes, and compute what eager mode does.
+
+    `passes` are files with passes for the compiler, to see what becomes of wrong ones.
+    """
     torch._dynamo.reset()
     torch.manual_seed(0)
     sizes = list(sizes)
@@ -65,7 +69,7 @@ def check(
         for f, inputs in pairs:
             out = pytree.tree_leaves(f(*(x.detach().requires_grad_(x.is_floating_point()) for x in inputs)))
             seeds.append([torch.randn(x.shape).to(x.dtype) for x in out if x.requires_grad])
-    options = {"strict": True, "guard_pages": placement, "target": target}
+    options = {"strict": True, "guard_pages": placement, "target": target, "passes": passes}
     expected = run(pairs, seeds, None)
     got = run(pairs, seeds, options)
     for (n, i, _), e, g in zip(cases, expected, got):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlirc.errors import CompileError
+from mlirc import CompileError, GuardPageError
 from mlirc.lowering.target import Target
 from mlirc.runtime.faults import available
 
 from .check import check, check_symbolic
 from .groups import GROUPS
+from .shifted import READS, shifting
 
 TARGETS = ("host", "x86-64-v3", "skylake-avx512")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -43,6 +44,13 @@ def test_tails_of_avx2_forward_and_backward(group, target):
 @pytest.mark.parametrize("group", ["normalisations", "attention", "rearranged"])
 def test_symbolic_sizes(group):
     check_symbolic(group, [2, 9, 31], torch.float32)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_reading_one_element_further_is_caught(group, tmp_path):
+    own = shifting(tmp_path, READS, 1)
+    with pytest.raises(GuardPageError, match="kernel .* reads .*, outside of it"):
+        check(group, [7], torch.float32, placement="end", passes=[own])
 
 
 @pytest.mark.sweep
