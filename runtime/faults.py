@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 import signal
 import sys
 import threading
@@ -182,13 +183,7 @@ def watch() -> Watch:
 
 def available() -> bool:
     """Whether this platform's signal frames are those that the handler knows."""
-    return sys.platform == "linux" and ctypes.sizeof(ctypes.c_void_p) == 8 and _is_x86()
-
-
-def _is_x86() -> bool:
-    import platform
-
-    return platform.machine().lower() in ("x86_64", "amd64")
+    return sys.platform == "linux" and ctypes.sizeof(ctypes.c_void_p) == 8 and platform.machine().lower() in ("x86_64", "amd64")
 
 
 @functools.cache

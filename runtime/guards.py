@@ -138,13 +138,8 @@ def copies(tensors: list[Any], names: list[str], written: set[int], placement: s
     """
     ranges = [(t.data_ptr(), t.data_ptr() + extent(t)) for t in tensors]
     found: list[Any] = [None] * len(tensors)
-    group: list[int] = []
-    end = 0
-
-    def copy_group() -> None:
-        if not group:
-            return
-        start = ranges[group[0]][0]
+    for group in _sharing(ranges):
+        start, end = ranges[group[0]][0], max(ranges[i][1] for i in group)
         name = " = ".join(names[i] for i in group)
         block = GuardedBlock(end - start, name, placement, max(tensors[i].element_size() for i in group))
         ctypes.memmove(block.address, start, end - start)
@@ -152,13 +147,17 @@ def copies(tensors: list[Any], names: list[str], written: set[int], placement: s
             block.freeze()
         for i in group:
             found[i] = block.address + ranges[i][0] - start, block, start
-
-    for i in sorted(range(len(tensors)), key=ranges.__getitem__):
-        low, high = ranges[i]
-        if not group or low >= end or low == high:
-            copy_group()
-            group, end = [], low
-        group.append(i)
-        end = max(end, high)
-    copy_group()
     return found
+
+
+def _sharing(ranges: list[tuple[int, int]]) -> list[list[int]]:
+    """Numbers of ranges, those that overlap directly or through others in one group, by address. Empty ones are alone."""
+    groups: list[list[int]] = []
+    end = 0
+    for i in sorted((i for i, (low, high) in enumerate(ranges) if low < high), key=ranges.__getitem__):
+        low, high = ranges[i]
+        if low >= end:
+            groups.append([])
+        groups[-1].append(i)
+        end = max(end, high)
+    return groups + [[i] for i, (low, high) in enumerate(ranges) if low == high]

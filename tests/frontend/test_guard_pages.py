@@ -42,7 +42,7 @@ def test_a_kernel_that_is_one_element_off_is_named(tmp_path, case, target):
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("n", [1, 7, 16, 33, 1024])
+@pytest.mark.parametrize("n", [1, 33, 1024])
 def test_every_size_and_type_is_exact(tmp_path, dtype, n):
     x = torch.ones(n, dtype=dtype)
     assert torch.equal(guarded(lambda x: x + x)(x), x + x)

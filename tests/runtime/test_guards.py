@@ -8,6 +8,7 @@ import gc
 import threading
 
 import pytest
+import torch
 
 from mlirc.errors import GuardPageError
 from mlirc.runtime import guards
@@ -143,6 +144,16 @@ def test_constants_and_what_host_steps_make():
     with pytest.raises(GuardPageError, match=r"kernel peek \(step 3\) reads result 0 of the calls of ATen \(3 bytes\) at byte 3"):
         program.run([], [out.address])
     assert [byte(out.address), byte(out.address + 1)] == [3, 6]
+
+
+def test_tensors_that_share_bytes_share_a_copy():
+    x = torch.arange(100, dtype=torch.uint8)
+    tensors = [x[:60], x[50:50], x[55:70], x[70:], torch.empty(0), x[10:50:7].view(torch.uint8)]
+    found = guards.copies(tensors, [f"t{i}" for i in range(6)], {2}, "end")
+    assert [block.name for _, block, _ in found] == ["t0 = t5 = t2", "t1", "t0 = t5 = t2", "t3", "t4", "t0 = t5 = t2"]
+    assert [block.state for _, block, _ in found] == ["open", "frozen", "open", "frozen", "frozen", "open"]
+    assert [block.nbytes for _, block, _ in found] == [70, 0, 70, 30, 0, 70]
+    assert ctypes.string_at(found[2][0], 15) == bytes(range(55, 70)) and found[5][0] == found[0][0] + 10
 
 
 def test_faults_in_other_threads_and_memory_that_is_given_back():
