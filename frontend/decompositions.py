@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from . import quantized
 from .own_decompositions import OWN
 
 aten = torch.ops.aten
@@ -19,7 +20,6 @@ KEEP: tuple[Any, ...] = (
     aten.index_add,
     aten.index_copy,
     aten._unsafe_index_put,
-    aten.repeat_interleave,
 )
 
 # Not among the core ones, but better in parts.
@@ -43,12 +43,16 @@ EXTRA: tuple[Any, ...] = (
 )
 
 
-@functools.cache
 def decompositions(rng: str = "native") -> dict[Any, Callable[..., Any]]:
     """The table for `aot_autograd(decompositions=...)`: the core ATen one without what we lower as it is.
 
     `rng` is the option: with "aten", random ops stay whole.
     """
+    return {**_table(rng), **quantized.decompositions()}
+
+
+@functools.cache
+def _table(rng: str) -> dict[Any, Callable[..., Any]]:
     from torch._decomp import core_aten_decompositions, get_decompositions
 
     from . import ops, random  # noqa: F401  (fills LOWERINGS)

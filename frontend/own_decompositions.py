@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch._refs
 
+from . import foreach
+
 aten = torch.ops.aten
 
 
@@ -78,18 +80,53 @@ def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> Any:
     return values, places.gather(-1, first.unsqueeze(-1)).squeeze(-1)
 
 
-def adaptive_max_pool_backward(grad: torch.Tensor, x: torch.Tensor, indices: torch.Tensor, n: int) -> torch.Tensor:
-    """Each gradient goes to the place of its maximum."""
+def max_pool_backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any, n: int) -> torch.Tensor:
+    """Of adaptive and fractional pooling over n dims: each gradient goes to the place of its maximum, `rest[-1]`."""
+    indices = rest[-1]
     planes = torch.zeros_like(x, memory_format=torch.contiguous_format).flatten(-n)
     return planes.scatter_add(-1, indices.flatten(-n), grad.flatten(-n)).view(x.shape)
 
 
+def int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.mm(a.to(torch.int32), b.to(torch.int32))
+
+
+def upsample_nearest2d_backward(
+    grad: torch.Tensor, output_size: Any, input_size: Any, scales_h: float | None = None, scales_w: float | None = None
+) -> torch.Tensor:
+    """Each gradient goes to the element that forward read there; the places are computed in f32, as ATen does."""
+
+    def places(out: Any, size: Any, scale: float | None) -> torch.Tensor:
+        known = scale is not None and scale > 0 and out not in (size, 2 * size)
+        step = 1 / scale if known else size / out  # type: ignore[operator]
+        return (torch.arange(out, dtype=torch.float32) * step).floor().to(torch.int64).clamp(max=size - 1)
+
+    rows = places(output_size[0], input_size[2], scales_h).unsqueeze(-1)
+    columns = places(output_size[1], input_size[3], scales_w)
+    zeros = grad.new_zeros(input_size)
+    return aten._unsafe_index_put(zeros, [None, None, rows, columns], grad, accumulate=True)
+
+
+def repeat_interleave(repeats: torch.Tensor, output_size: Any = None) -> Any:
+    """With a known size, the k-th place belongs to the first element whose running total is above k."""
+    if output_size is None:
+        return NotImplemented
+    return torch.searchsorted(repeats.cumsum(0), torch.arange(output_size), right=True).to(repeats.dtype)
+
+
 OWN: dict[Any, Any] = {
+    **foreach.decompositions(),
+    aten._int_mm.default: int_mm,
+    aten.upsample_nearest2d_backward.default: upsample_nearest2d_backward,
+    aten.repeat_interleave.Tensor: repeat_interleave,
     **{getattr(aten.linspace, o): linspace for o in aten.linspace.overloads() if not o.endswith("out")},
     aten.diagonal_scatter.default: diagonal_scatter,
     aten.addbmm.default: addbmm,
     aten.adaptive_max_pool2d.default: adaptive_max_pool,
     aten.adaptive_max_pool3d.default: adaptive_max_pool,
-    aten.adaptive_max_pool2d_backward.default: functools.partial(adaptive_max_pool_backward, n=2),
-    aten.adaptive_max_pool3d_backward.default: functools.partial(adaptive_max_pool_backward, n=3),
+    **{
+        getattr(aten, f"{name}_max_pool{n}d_backward").default: functools.partial(max_pool_backward, n=n)
+        for name in ("adaptive", "fractional")
+        for n in (2, 3)
+    },
 }

@@ -5,6 +5,7 @@ from . import (  # noqa: F401
     contractions,
     convolution,
     creation,
+    fractional_pooling,
     indexing,
     left_to_aten,
     normalisation,

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mlirc.tests.frontend.compare import left_to_aten
 from mlirc.tests.frontend.elementwise import expressions, function, matches
 from mlirc.tests.frontend.golden import check_import
 
@@ -119,3 +120,34 @@ def test_import_of_pooling_is_a_window_of_a_padded_tensor():
 // CHECK: arith.maximumf
 """,
     )
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_fractional_max_pool(dims):
+    """Windows where the samples say; one window; without a batch dim; with gradients and indices."""
+    pool = {2: F.fractional_max_pool2d, 3: F.fractional_max_pool3d}[dims]
+    x = torch.randn(2, 3, *(11, 13, 9)[:dims]).requires_grad_()
+    kernel, out = (2, 3, 2)[:dims], (4, 5, 3)[:dims]
+    samples = torch.rand(2, 3, dims)
+
+    def f(x, s):
+        return (
+            pool(x, kernel, output_size=out, _random_samples=s),
+            pool(x[0], kernel, output_size=out, _random_samples=s[:1]),
+            pool(x, kernel, output_size=(1,) * dims, _random_samples=s),
+        )
+
+    matches(f, x, samples, gradients=True)
+    assert not left_to_aten()
+    x = x.detach()
+    x[0, 1, 2] = float("nan")
+    matches(lambda x, s: pool(x, kernel, output_size=out, _random_samples=s), x, samples)
+    matches(lambda x, s: pool(x, kernel, output_size=out, _random_samples=s, return_indices=True), x[1:], samples[1:])
+    assert not left_to_aten()
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_adaptive_max_pool_gradient(dims):
+    pool = {2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}[dims]
+    matches(lambda x: pool(x, (3, 4, 2)[:dims]), torch.randn(2, 3, *(7, 9, 5)[:dims]).requires_grad_(), gradients=True)
+    assert not left_to_aten()

@@ -1,0 +1,95 @@
+"""Ops that are taken apart in ways of our own: against eager mode, with nothing left to ATen."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+from mlirc.tests.frontend.compare import OPTIONS, compare, left_to_aten
+
+R = torch.randn
+aten = torch.ops.aten
+BYTES = torch.randint(-99, 99, (17, 33)).to(torch.int8)
+
+CASES = {
+    "foreach": (
+        lambda x, y: [
+            *torch._foreach_add([x, y], [y, x], alpha=2),
+            *torch._foreach_add([x, y], 3),
+            *torch._foreach_mul([x, y], (3.0, 4.0)),
+            *torch._foreach_sqrt([x.abs(), y.abs()]),
+            *torch._foreach_addcdiv([x], [y], [y.abs() + 1], value=0.5),
+            *torch._foreach_addcmul([x, y], [y, x], [y, y], [0.5, 2.0]),
+            *torch._foreach_lerp([x], [y], 0.3),
+            *torch._foreach_norm([x, y]),
+            *torch._foreach_maximum([x, y], 0.5),
+            *torch._foreach_clamp_max([x], [y]),
+            *torch._foreach_pow(2.0, [x, y]),
+        ],
+        R(4, 5),
+        R(4, 5),
+    ),
+    "foreach in place": (lambda x, y: (torch._foreach_mul_([x, y], 2.0), torch._foreach_add_([x], [y]))[0], R(7), R(7)),
+    "repeat_interleave": (lambda x, r: x.repeat_interleave(r, dim=0, output_size=7), R(3, 5), torch.tensor([1, 0, 6])),
+    "upsample_nearest2d_backward": (
+        lambda x: (
+            aten.upsample_nearest2d_backward(x, [6, 8], [2, 3, 3, 4]),
+            aten.upsample_nearest2d_backward(x[..., :5, :7], [5, 7], [2, 3, 3, 4]),
+            aten.upsample_nearest2d_backward(x, [6, 8], [2, 3, 3, 4], 2.1, 1.9),
+        ),
+        R(2, 3, 6, 8),
+    ),
+    "_int_mm": (lambda a, b: torch._int_mm(a, b), BYTES, BYTES.mT.contiguous()[:, :16]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_own_decomposition(name):
+    f, *args = CASES[name]
+    compare(f, *args)
+    assert not left_to_aten()
+
+
+def test_optimizer_step():
+    """AdamW over lists of parameters."""
+    models = [torch.nn.Linear(5, 7) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    x = R(9, 5)
+    torch._dynamo.reset()
+    for model, compiled in zip(models, (False, True)):
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        step = torch.compile(optimizer.step, backend="mlirc", options=OPTIONS) if compiled else optimizer.step
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            step()
+    torch.testing.assert_close(dict(models[0].named_parameters()), dict(models[1].named_parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
+def test_quantized_ops(dtype):
+    """What exported quantised programs consist of, by numbers, by tensors and by channel; ties and clamped values."""
+    importlib.import_module("torch.ao.quantization.fx._decomposed")
+    q = torch.ops.quantized_decomposed
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    ends = (low, high, dtype)
+
+    def f(x, scale, zero, scales, zeros):
+        a = q.quantize_per_tensor(x, 0.05, 3, *ends)
+        b = q.quantize_per_tensor.tensor(x, scale, zero, *ends)
+        c = q.quantize_per_channel(x, scales, zeros, 1, *ends)
+        return (
+            *(a, b, c, q.dequantize_per_tensor(a, 0.05, 3, *ends)),
+            q.dequantize_per_tensor.tensor(b, scale, zero, *ends),
+            q.dequantize_per_channel(c, scales, zeros, 1, *ends) * 2,
+            q.dequantize_per_channel(c, scales, None, 1, *ends),
+        )
+
+    x = torch.cat([R(30, 9) * 4, torch.arange(-9, 9).reshape(2, 9) * 0.025])
+    args = x, torch.tensor(0.04), torch.tensor(5), torch.rand(9) * 0.1 + 0.01, torch.randint(0, 9, (9,))
+    torch._dynamo.reset()
+    for got, expected in zip(torch.compile(f, backend="mlirc", options=OPTIONS)(*args), f(*args), strict=True):
+        torch.testing.assert_close(got, expected)
+    assert not left_to_aten()
