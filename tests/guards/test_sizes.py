@@ -11,6 +11,7 @@ from mlirc.runtime.faults import available
 
 from .check import check, check_symbolic
 from .groups import GROUPS
+from .scratch import fenced
 from .shifted import READS, shifting
 
 TARGETS = ("host", "x86-64-v3", "skylake-avx512")
@@ -69,3 +70,22 @@ def test_all_sizes(group, target, dtype, backward, chunk):
 @pytest.mark.parametrize("group", GROUPS)
 def test_all_sizes_in_one_compilation(group, target, dtype):
     check_symbolic(group, range(2, 71), DTYPES[dtype], target=target)
+
+
+@pytest.mark.parametrize("group", ["normalisations", "linears"])
+def test_scratch(group, tmp_path):
+    check(group, [5, 33], torch.float32, placement="end", passes=[fenced(tmp_path)])
+
+
+def test_scratch_that_is_too_small_is_noticed(tmp_path):
+    with pytest.raises(RuntimeError, match="assertion failed in compiled graph"):
+        check("normalisations", [33], torch.float32, placement="end", passes=[fenced(tmp_path, shrink=40)])
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("target", TARGETS, indirect=True)
+@pytest.mark.parametrize("group", GROUPS)
+def test_all_scratch(group, target, dtype, tmp_path):
+    for n in range(1, 71, 6):
+        check(group, [n], DTYPES[dtype], backward=True, target=target, placement="end", passes=[fenced(tmp_path)])
