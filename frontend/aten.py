@@ -49,10 +49,6 @@ def is_profiling() -> bool:
     return _profilers > 0
 
 
-_ROW_MAJOR = frozenset((torch.ops.aten.mkldnn_rnn_layer.default,))
-"""Ops that take the strides of their operands for granted. (A copy in the graph does not fix them: it may go.)"""
-
-
 def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol] = ()) -> Callable[[Frame], None]:
     """The function that the program calls in place of a native step. `symbols` are those of the plan's sizes, in order."""
     operands = [(o.pointer, o.shape, o.strides, spec.dtype) for o, spec in zip(planned.operands, call.operands)]
@@ -74,8 +70,8 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
 
     def run(frame: Frame) -> None:
         tensors = [_operand(frame, *o) for o in operands]
-        if target in _ROW_MAJOR:
-            tensors = [t.contiguous() for t in tensors]
+        for i in call.row_major:
+            tensors[i] = tensors[i].contiguous()
         left = iter(compute(frame.sizes)) if compute else iter(())
         values = [tensors[x.index] if isinstance(x, Slot) else next(left) if isinstance(x, sympy.Basic) else x for x in leaves]
         args, kwargs = pytree.tree_unflatten(values, tree)

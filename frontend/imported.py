@@ -49,6 +49,9 @@ class AtenCall:
     reason: str
     node: str
     source: str | None
+    row_major: tuple[int, ...] = ()
+    """Operands that the graph says are row-major tensors without gaps. Ops may have asked for that and count on it, while the
+    copy that made them so goes: where such an operand lies depends on what it is computed from."""
     seconds: float = 0.0
     """Spent in this call while `frontend.aten.profiling` was on."""
 

@@ -337,8 +337,9 @@ class _Importer:
         call.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get(sizes)
         described = [TensorSpec(x.shape, (), x.dtype) for x in operands]
         source = source_of(n)
+        row_major = self._row_major(n)
         self.graph.aten_calls.append(
-            AtenCall(name, n.target, arguments, described, specs, single, reason, n.name, source)
+            AtenCall(name, n.target, arguments, described, specs, single, reason, n.name, source, row_major)
         )
         left = list(call.results)
         out: list[Any] = []
@@ -349,6 +350,14 @@ class _Importer:
             memory_sizes = tuple(spec.shape[d] for d in order)
             out.append(self.b.permute(T(left.pop(0), memory_sizes, spec.dtype), inverse(order)))
         return out[0] if single else out
+
+    def _row_major(self, n: torch.fx.Node) -> tuple[int, ...]:
+        """Which tensor operands of a node are row-major tensors, as the graph has it."""
+        specs = []
+        for x in torch.utils._pytree.tree_leaves((n.args, n.kwargs)):
+            if isinstance(x, torch.fx.Node) and isinstance(self.env[x], (T, list)):
+                specs += [tensor_spec(v) for v in torch.utils._pytree.tree_leaves(x.meta["val"]) if isinstance(v, torch.Tensor)]
+        return tuple(i for i, s in enumerate(specs) if dense(s.shape, s.strides))
 
     # Details
 

@@ -120,6 +120,7 @@ class _Planner:
                 self._kernel(op, step)
             else:
                 self._host(op, step)
+        plan.n_hosts = self.hosts
         if self.weights.steps:
             self.out.weights = self.weights
             self.weights.n_outputs = len(self.out.weight_bytes)

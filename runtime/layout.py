@@ -30,7 +30,7 @@ class Layout:
         self.symbols = plan.symbols
         self.arena_offsets = arena_offsets
         pointers = [a for step in plan.steps if not isinstance(step, HostStep) for a in step.args if isinstance(a, Pointer)]
-        self.n_hosts = max((p.buffer.index + 1 for p in pointers if p.buffer.kind == "host"), default=0)
+        self.n_hosts = max(plan.n_hosts, *(p.buffer.index + 1 for p in pointers if p.buffer.kind == "host"), 0)
         self.outputs = INPUTS + plan.n_inputs
         self.sizes = self.outputs + plan.n_outputs
         self.hosts = self.sizes + len(plan.symbols)

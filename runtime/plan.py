@@ -61,11 +61,15 @@ class HostStep:
 
 @dataclass
 class Plan:
-    """One graph. `steps` run in order; `constants` are raw bytes that stay in memory as long as the program does."""
+    """One graph. `steps` run in order; `constants` are raw bytes that stay in memory as long as the program does.
+
+    `n_hosts`: buffers that host steps make, if there are more of them than kernels read.
+    """
 
     symbols: list[str] = field(default_factory=list)
     n_inputs: int = 0
     n_outputs: int = 0
+    n_hosts: int = 0
     arena: list[ArenaBuffer] = field(default_factory=list)
     steps: list[KernelStep | HostStep] = field(default_factory=list)
     constants: list[bytes] = field(default_factory=list)

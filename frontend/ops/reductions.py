@@ -147,7 +147,8 @@ def _variance(b: GraphBuilder, x: T, dims: Any, correction: Any, keepdim: bool, 
     correction = 1 if correction is None else correction
 
     def body(u: ir.Value, n: ir.Value) -> ir.Value:
-        n = arith.maximumf(arith.subf(n, scalar(d, correction)), scalar(d, 0))
+        less = b.number(correction, d) if isinstance(correction, Scalar) else scalar(d, correction)
+        n = arith.maximumf(arith.subf(n, less), scalar(d, 0))
         u = arith.divf(u, n)
         return math.sqrt(u) if root else u
 

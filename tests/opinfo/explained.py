@@ -49,7 +49,7 @@ ATEN: dict[str, str] = {
     "aten.frexp.Tensor": "arithmetic on the bits of floats, not built yet",
     "aten.fractional_max_pool2d.default": "windows at places that random samples choose; rare enough to leave",
     "aten.fractional_max_pool3d.default": "windows at places that random samples choose; rare enough to leave",
-    "with_effects": "error checks of torch.linalg that must stay in order: the graph runs through ATen as a whole",
+    "with_effects": "an op with effects, such as the check of a decomposition's errors, which are ATen's own",
 }  # fmt: skip
 """ATen op that Inductor generates code for -> why we call ATen."""
 
@@ -58,7 +58,6 @@ CLASSES: dict[str, str] = {
     r"the input \w+ is of torch\.complex": "complex numbers: Inductor calls ATen for most of these too",
     r"is a lazy conjugate": "complex numbers: Inductor calls ATen for most of these too",
     r"returns a tensor of torch\.complex": "complex numbers: Inductor calls ATen for most of these too",
-    r"no lowering for with_effects": ATEN["with_effects"],
     r"random numbers of": "draws that only ATen has, which keep to its generator",
     r"boolean mask": "what goes where depends on how many places before are set; Inductor calls ATen here too",
 }
