@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test demo suites fuzz lint install clean
+.PHONY: test demo suites opinfo fuzz lint install clean
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q $(ARGS)

@@ -75,8 +75,12 @@ def normal(size: object) -> Extent:
         size = _signed(size)
         if size.is_Symbol or rounded.get(None) is None:
             return size
-        if (known := guards.get().numbers) and (number := known.get(sympy.expand(size))) is not None:
-            return number
+        if known := guards.get().numbers:
+            if (number := known.get(sympy.expand(size))) is not None:
+                return number
+            size = size.xreplace(known)
+            if size.is_Integer:
+                return int(size)
         return size.replace(lambda e: type(e).__name__ in _ROUNDING, _symbol_of)
     return int(size)  # type: ignore[call-overload]
 

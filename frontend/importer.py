@@ -228,7 +228,7 @@ class _Importer:
 
     def _to_memory(self, value: T, meta: torch.Tensor, spec: TensorSpec) -> T:
         """The tensor in the order in which its dims lie in memory, broadcast dims (stride 0) cut to one."""
-        repeated = [same(st, 0) and not same(s, 1) for s, st in zip(spec.shape, spec.strides)]
+        repeated = [same(st, 0) and not same(s, 1) and not same(s, 0) for s, st in zip(spec.shape, spec.strides)]
         if any(repeated):
             sizes = [1 if r else s for s, r in zip(value.shape, repeated)]
             value = self.b.slice(value, [0] * value.rank, sizes, [1] * value.rank)

@@ -49,7 +49,7 @@ def dense(sizes: Sequence[Extent], strides: Sequence[Extent]) -> bool:
             continue
         # Strides of contiguous tensors have Max(1, s) for a size s; it differs where there are no elements.
         step = product(sizes[d + 1 :])
-        if not same(strides[d], step) and not same(without_max(strides[d]), step):
+        if not same(strides[d], step) and not same(normal(without_max(strides[d])), step):
             return False
     return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..dialects import builders
-from ..dialects.mlir import ir
+from ..dialects.mlir import arith, ir
 from . import structure as st
 from .layouts import Layouts
 
@@ -12,7 +12,13 @@ def copy(value: ir.Value, layouts: Layouts, write: int | None = None) -> ir.Valu
     """An identity generic: the value, row-major in a buffer of its own."""
     rank = len(st.shape(value))
     layouts.sizes.forget()
-    sizes = [s if isinstance(s, int) else layouts.sizes.value(s) for s in layouts.shapes.of(value)]  # type: ignore[arg-type]
+    sizes: list[int | ir.Value] = []
+    for static, s in zip(st.shape(value), layouts.shapes.of(value)):
+        # More may be known about a size than the type says, which has to stay.
+        if static == builders.DYNAMIC:
+            sizes.append(arith.constant(ir.IndexType.get(), s) if isinstance(s, int) else layouts.sizes.value(s))
+        else:
+            sizes.append(static)
     init = builders.empty(sizes, builders.element_type(value))
     identity = builders.identity(rank)
     (out,) = builders.generic([value], [init], [identity, identity], "p" * rank, lambda v, _: [v])

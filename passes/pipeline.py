@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..dialects.mlir import PassManager, ir
+from . import structure as st
 from .fold_transposes import fold_transposes
 from .fuse import fuse
 from .layouts import Layouts
@@ -21,6 +22,9 @@ from .strategy import pack_shape
 
 if TYPE_CHECKING:
     from ..lowering.target import Target
+
+
+PURE = ("mlirc.scatter", "mlirc.scan")
 
 
 @dataclass
@@ -35,7 +39,15 @@ class Graph:
 
     def clean(self) -> None:
         """Drop what is dead or there twice."""
-        PassManager.parse("builtin.module(canonicalize,cse)").run(self.module.operation)
+        while True:
+            PassManager.parse("builtin.module(canonicalize,cse)").run(self.module.operation)
+            # Of ops that are defined in Python, MLIR does not know that they have no side effects.
+            own = [st.operation(o) for b in self.function.regions[0].blocks for o in b.operations if o.operation.name in PURE]
+            dead = [o for o in own if not any(True for r in o.results for _ in r.uses)]
+            for o in dead:
+                o.erase()
+            if not dead:
+                return
 
 
 def _sink_reshapes(graph: Graph) -> None:

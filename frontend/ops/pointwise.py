@@ -302,5 +302,7 @@ def convert_element_type(b: GraphBuilder, node: Any, x: T, dtype: torch.dtype) -
 
 
 @lowers(aten.copy.default)
-def copy(b: GraphBuilder, node: Any, x: T, source: T, non_blocking: bool = False) -> T:
+def copy(b: GraphBuilder, node: Any, x: T, source: Operand, non_blocking: bool = False) -> T:
+    if not isinstance(source, T):
+        return b.full(x.shape, x.dtype, source)
     return b.expand(b.convert(source, x.dtype), x.shape)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mlirc.tests.frontend.compare import compare, replica
+from mlirc.tests.frontend.compare import compare, kernels, replica
 
 R = torch.randn
 WIDE = R(70, 33)
@@ -148,6 +148,34 @@ def test_outputs_with_gaps_or_broadcasts():
 def test_broadcast_output_of_a_symbolic_size_that_may_be_zero():
     # ATen's pooling has a stride 3 * Max(1, s - 2) here.
     compare(lambda x: F.adaptive_max_pool1d(x[:, 2:], 3).expand(2, 5, x.shape[1] - 2, 3), R(5, 7, 4), dynamic=True)
+
+
+def test_strides_with_what_guards_make_numbers_of():
+    compare(lambda x: (x.unflatten(2, (-1, 2)) + 1)[:, -3:], R(16, 6, 16, 5), dynamic=True)
+
+    def two_names(x, w):
+        y = F.conv1d(x, w).relu()
+        return y, y.reshape(-1, 15)
+
+    compare(two_names, R(2, 3, 17), R(4, 3, 3), dynamic=True)
+
+
+def test_a_size_that_a_guard_fixes_is_fixed_everywhere():
+    def f(x):
+        y = torch.fmod(x, 0.3)
+        return x.to(torch.int16).unflatten(0, (-1, 3)), F.group_norm(y, 1) * torch.remainder(y, x)
+
+    compare(f, R(1, 4).abs().expand(3, 4) + 0.5, dynamic=True)
+
+
+def test_broadcast_of_nothing():
+    compare(lambda x: F.normalize(x, dim=1), R(3, 0, 4).requires_grad_())
+
+
+def test_dead_ops():
+    compare(lambda x: x.cumsum(0)[:, :0] + 1, R(3, 4))
+    assert kernels() == ["k00_copy"]
+    compare(lambda x: x.index_add(0, torch.tensor([1]), x[:1])[:, :0] + 1, R(3, 4))
 
 
 def test_replica_keeps_aliasing():

@@ -112,6 +112,7 @@ CASES = {
     "the same argument twice": (both, SHARED, SHARED),
     "read before the write": (late, R(4, 5)),
     "copy with a conversion and a broadcast": (converts, R(4, 5), torch.arange(5)),
+    "copy of a number": (lambda x: (x * 2).copy_(-1) + 1, R(4, 5)),
     "t_": (transposed_in_place, R(3, 4)),
     "outputs that alias each other": (lambda x: (y := x + 1, y, y.t(), y[0]), R(9, 5)),
     "views of an input": (lambda x: (x.view(-1), x.t(), x[1]), R(3, 4)),

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from .chunk import close_executor, run
+from .chunk import close_executor, end_with_parent, run
 
 CHUNK = 40
 
@@ -42,7 +42,7 @@ def main(count: int, jobs: int, seed: int, out: Path, shrink: bool, program: Pat
     passed, failures, by_torch = (sum(d["ok"] for d in done), sum(d["failure"] is not None for d in done), sum(d["by_torch"] for d in done))
     seeds = (s for s in itertools.count(seed) if s not in seeds_done)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context) as pool, tqdm(total=count, initial=passed, unit="graph", smoothing=0.05) as bar, log.open("a") as f:
+    with ProcessPoolExecutor(jobs, context, end_with_parent) as pool, tqdm(total=count, initial=passed, unit="graph", smoothing=0.05) as bar, log.open("a") as f:
         waiting = {pool.submit(run, next(seeds), CHUNK, shrink) for _ in range(jobs)}
         while waiting:
             finished = next(as_completed(waiting))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
+import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -98,6 +101,18 @@ def run(seed: int, count: int, shrink: bool) -> dict[str, Any]:
     global _executor
     _executor = _executor or Executor()
     return run_chunk(seed, count, _executor, shrink).as_dict()
+
+
+def end_with_parent() -> None:
+    """Initializer of the pool's processes: they do not outlive a command that is killed."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def close_executor() -> None:

@@ -103,9 +103,15 @@ class Program:
         self.values.append(Value(name, made))
         return True
 
+    def weight(self, shape: Sequence[int], dtype: torch.dtype, change: str = "") -> str:
+        """A further input: what a layer has for weights."""
+        n = len(self.inputs)
+        self.add_input(f"tensor({tuple(shape)}, {dtype}, {n}){change}")
+        return f"x{n}"
+
     def add(self, expression: str, names: int = 1) -> bool:
         """`v = expression`, or `v, w = expression` for `names` > 1; False, and nothing changes, if that is not valid."""
-        n = len(self.values)
+        n = len(self.values) - len(self.inputs)
         targets = [f"v{n + i}" for i in range(names)]
         made: list[list[torch.Tensor]] = []
         for env in self.envs:

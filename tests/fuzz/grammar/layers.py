@@ -24,15 +24,18 @@ def product(p: Program, c: Choices) -> bool:
         return p.add(f"torch.dot({v}, {v}.flip(0))" if v.dim == 1 else f"{v} * 1")
     k = 1 + c.below(9)
     n = f"{v}.shape[-1]"
+    if v.floating and v.fixed(v.dim - 1) and c.chance(3):
+        weight = p.weight((k, v.size(v.dim - 1)), v.dtype, c.pick(("", " / 4")))
+        return p.add(c.pick((f"F.linear({v}, {weight})", f"F.linear({v}, {weight}, {p.weight((k,), v.dtype)})")))
     return p.add(
         c.pick(
             (
-                "{v} @ {v}.mT / 4", "F.linear({v}, tensor(({k}, {last}), {t}, 1), tensor(({k},), {t}, 2))", "{v}.mT @ {v} / 4", "torch.einsum('...ij,...kj->...ik', {v}, {v}) / 8",
+                "{v} @ {v}.mT / 4", "{v}.mT @ {v} / 4", "torch.einsum('...ij,...kj->...ik', {v}, {v}) / 8",
                 "torch.einsum('...ij->...ji', {v})", "F.linear({v}, {v}[..., 0, :].reshape(-1, {n})[:{k}]) / 4", "torch.einsum('...ij,...ij->...i', {v}, {v}) / 8", "torch.addmm({v}[0], {v}, {v}.mT @ {v}, alpha=0.1)",
-                "torch.baddbmm({v}, {v} @ {v}.mT, {v}, beta=0.5, alpha=0.01)", "torch.einsum('...ij,...kj->...', {v}, {v}) / 64", "{v} @ {v}[..., 0, :].flatten()[:{n}] / 4", "torch.bmm({v}, {v}.mT) / 4", "torch.kron({v}, tensor((2, 1), {t}, 3))",
+                "torch.baddbmm({v}, {v} @ {v}.mT, {v}, beta=0.5, alpha=0.01)", "torch.einsum('...ij,...kj->...', {v}, {v}) / 64", "{v} @ {v}[..., 0, :].flatten()[:{n}] / 4", "torch.bmm({v}, {v}.mT) / 4", "torch.kron({v}, {v}[:2])",
                 "torch.matmul({v}.unsqueeze(1), {v}.mT) / 4", "torch.tensordot({v}, {v}, ([0], [0])) / 8", "torch.cdist({v}, {v} * 0.5)",
             )
-        ).format(v=v, k=k, n=n, last=v.size(v.dim - 1), t=v.dtype)
+        ).format(v=v, k=k, n=n)
     )  # fmt: skip
 
 
@@ -51,10 +54,13 @@ def convolution(p: Program, c: Choices) -> bool:
     kernel = [c.pick((1, 3, 2)) for _ in range(spatial)]
     transposed = c.chance(4)
     shape = (channels, max(out // groups, 1), *kernel) if transposed else (out, channels // groups, *kernel)
-    bias = c.pick(("None", f"tensor(({out},), {v.dtype}, 7)"))
+    weight = p.weight(shape, v.dtype, c.pick(("", ".flip(0)", " / 4")))
+    bias = c.pick(("None", "bias"))
+    if bias == "bias":
+        bias = p.weight((out,), v.dtype)
     extra = c.pick(("", ", padding=1", ", stride=2", ", padding=1, stride=2", ", dilation=2, padding=2", ", padding=2", ", stride=3") if not transposed else ("", ", padding=1", ", stride=2", ", stride=2, output_padding=1", ", stride=3, padding=1"))
     name = f"conv_transpose{spatial}d" if transposed else f"conv{spatial}d"
-    return p.add(f"F.{name}({v}, tensor({shape}, {v.dtype}, 5){c.pick(('', '.flip(0)', ' / 4'))}, {bias}{extra}, groups={groups})")
+    return p.add(f"F.{name}({v}, {weight}, {bias}{extra}, groups={groups})")
 
 
 @rule(3)
