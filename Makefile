@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test demo suites opinfo fuzz lint install clean
+.PHONY: test demo suites opinfo fuzz numerics lint install clean
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q $(ARGS)
@@ -31,6 +31,10 @@ opinfo: $(STAMP)
 # 20000 random programs against eager mode, continued where fuzz-results/ ends; what fails becomes a file there.
 fuzz: $(STAMP)
 	$(BIN)/python -m mlirc.tests.fuzz $(ARGS)
+
+# Measures the errors of the vector math functions again, and writes them to tests/numerics/accuracy.md.
+numerics: $(STAMP)
+	$(BIN)/python -m mlirc.tests.numerics $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/pip install -q -e .[lint]

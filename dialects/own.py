@@ -12,6 +12,11 @@ the memory of %init (see `passes.in_place`).
     %s = "mlirc.scan"(%x) {combine = "arith.addf", dim = 1}
 
 running totals along `dim`, computed in %x's element type and rounded to that of the result.
+
+    %y = "mlirc.silu"(%x) : (f32) -> f32
+
+and the other names in `FUNCTIONS`: functions of a scalar (in the kernel also of vectors) that would lose accuracy if they
+were put together from ops of the math dialect. `passes.expand_math` makes arithmetic of them.
 """
 
 # Not `from __future__ import annotations`: the fields below are read as types.
@@ -40,6 +45,26 @@ class ScanOp(Mlirc.Operation, name="scan"):  # type: ignore[call-arg, name-defin
     dim: Any
     combine: Any
     result: ext.Result[Any]
+
+
+FUNCTIONS = ("sigmoid", "silu", "mish", "gelu", "gelu_tanh")
+
+
+def _function(name: str) -> type:
+    class Function(Mlirc.Operation, name=name):  # type: ignore[call-arg, name-defined]
+        x: ext.Operand[Any]
+        result: ext.Result[Any]
+
+    return Function
+
+
+_FUNCTIONS = {name: _function(name) for name in FUNCTIONS}
+
+
+def function(name: str, x: ir.Value) -> ir.Value:
+    """One of `FUNCTIONS` of a scalar."""
+    load()
+    return _FUNCTIONS[name](x, result=x.type).result
 
 
 SET = "set"

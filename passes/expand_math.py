@@ -1,11 +1,11 @@
-"""Replaces ops of the math dialect by arithmetic, so that a vector of them is straight vector code, not library calls.
+"""Replaces ops of the math dialect, and functions of our own, by arithmetic, so that a vector of them is straight vector code, not library calls.
 
 All functions of f32 and the common ones of f64 become a polynomial and a few bit operations
 (`dialects.math_expansions`). The rarer ones of f64 become calls of the C library, lane by lane. What LLVM has an instruction for (sqrt, fma, absf,
 floor, ceil, trunc, roundeven, copysign, ctpop, ...) stays.
 
-The largest errors are asserted in tests/passes/test_expand_math.py, with subnormals, infinities, signed zeros and NaN:
-for f32 at most 2 ulp (exp 1.6, tanh and erf 1.9), but 2.4 for sinh and asin and 3.8 for tan; for f64 at most 3.5.
+The largest errors are in tests/numerics/accuracy.md, subnormals, infinities, signed zeros and NaN included: at most 2 ulp
+for f32, and for all but a few of f64.
 
 Runs after vectorization and before `convert-scf-to-cf`: sin, cos, tan and integer powers build `scf` ops.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..dialects.math_expansions import (
+    activations,
     error_function,
     exponential,
     hyperbolic,
@@ -74,6 +75,11 @@ EXPANSIONS: dict[str, Expansion] = {
     "math.sinh": hyperbolic.sinh,
     "math.tan": trigonometric.tan,
     "math.tanh": hyperbolic.tanh,
+    "mlirc.gelu": activations.gelu,
+    "mlirc.gelu_tanh": activations.gelu_tanh,
+    "mlirc.mish": activations.mish,
+    "mlirc.sigmoid": activations.sigmoid,
+    "mlirc.silu": activations.silu,
 }
 """What each op becomes: a function of its operands that builds at the insertion point."""
 

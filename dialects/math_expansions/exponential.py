@@ -2,14 +2,14 @@
 
 The argument is split as k * ln2 + r; a minimax polynomial gives e^r, and 2^k is put together from its bits. k comes
 out of the low bits of a sum with a large constant (`Format.magic`), where the exponent's bias is already added, so
-that one shift makes 2^k of it.
+that one shift makes 2^k of it. (Where 2^k may be subnormal or too large, it is the product of two powers.)
 """
 
 from __future__ import annotations
 
 import math as pymath
 
-from .num import Num, copysign, fma, polynomial
+from .num import Num, fma, polynomial, select
 
 # ln2 in two pieces; the first has trailing zeros enough for its product with any k here to be exact.
 LN2 = {"f32": (0.693359375, -2.12194440e-4), "f64": (0.693147180369123816490, 1.90821492927058770002e-10)}
@@ -58,6 +58,26 @@ def split(x: Num, scale: float, exponent_offset: int = 0) -> tuple[Num, Num]:
     return t - magic, (t.bits() << form.mantissa).as_float()
 
 
+def exp_parts(x: Num, rest: Num | None = None) -> tuple[Num, Num, Num]:
+    """(p, a, b) with e^(x + rest) = a b (1 + p), |p| < 0.42, and a and b powers of two, for x in the range of `exp`.
+
+    `rest` is small next to x. The result can be subnormal, a and b are not. More accurate than `exp`, and a bit longer.
+    """
+    form = x.format
+    hi, lo = LN2[form.name]
+    # As `split`, with twice the bias for the two exponents that share k.
+    magic = form.magic + 2 * form.bias
+    t = fma(x, 1 / pymath.log(2), magic)
+    k = t - magic
+    bits = t.bits()
+    a, b = ((n.shift_right_unsigned(1) << form.mantissa).as_float() for n in (bits, bits + 1))
+    # The part of x - k ln2 that is exact joins last.
+    exact = fma(k, -hi, x)
+    rest = k * -lo if rest is None else fma(k, -lo, rest)
+    r = exact + rest
+    return exact + fma(r * r, polynomial(r, _EXPM1[form.name]), rest), a, b
+
+
 def exp(x: Num) -> Num:
     """e^x; subnormal results included."""
     name = x.format.name
@@ -66,8 +86,10 @@ def exp(x: Num) -> Num:
     # x = 2 k ln2 + r: both halves of the scale are 2^k, which never leaves the normal range.
     k, scale = split(x, 0.5 / pymath.log(2))
     hi, lo = LN2[name]
-    r = fma(k, -2 * lo, fma(k, -2 * hi, x))
-    y = fma(r, fma(r, polynomial(r, _EXP[name]), 1.0), 1.0)
+    # The part of r that is exact joins last.
+    exact, rest = fma(k, -2 * hi, x), k * (-2 * lo)
+    r = exact + rest
+    y = (exact + fma(r * r, polynomial(r, _EXP[name]), rest)) + 1.0
     return y * scale * scale
 
 
@@ -96,7 +118,8 @@ def expm1(x: Num) -> Num:
     hi, lo = LN2[name]
     r = fma(k, -lo, fma(k, -hi, x))
     half = fma(expm1_reduced(r), half_scale, half_scale - 0.5)
-    return copysign(half + half, x)  # for -0
+    # Halves of subnormals lose bits, and there expm1(x) = x; also for -0.
+    return select(abs(x) < x.format.smallest_normal * 2, x, half + half)
 
 
 # (2^r - 1) / r on |r| < 1/2 to 4.7e-11.

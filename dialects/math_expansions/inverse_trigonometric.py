@@ -15,25 +15,29 @@ _ATAN = (
 _HALF_PI = (1.57079637, -4.37113883e-08)
 
 
-def _asin_of_small(x: Num) -> tuple[Num, Num]:
-    """(|x| > 1/2, y) with asin(|x|) = y where that is false and pi/2 - 2 y where it is true."""
+def _asin_of_small(x: Num) -> tuple[Num, Num, Num]:
+    """(|x| > 1/2, t, y) with asin(|x|) = t + y where that is false and pi/2 - 2 (t + y) where it is true; y is small."""
     a = abs(x)
     large = a > 0.5
     z = select(large, fma(a, -0.5, 0.5), a * a)
-    t = select(large, sqrt(z), a)
-    return large, fma(t * z, polynomial(z, _ASIN), t)
+    root = sqrt(z)
+    t = select(large, root, a)
+    # What the rounding of the root took away.
+    lost = select(large & (z > 0.0), fma(-root, root, z) / (root + root), x.like(0.0))
+    return large, t, fma(t * z, polynomial(z, _ASIN), lost)
 
 
 def asin(x: Num) -> Num:
     """Arc sine; NaN outside [-1, 1]."""
-    large, y = _asin_of_small(x)
-    complement = fma(y, -2.0, _HALF_PI[1]) + _HALF_PI[0]
-    return copysign(select(large, complement, y), x)
+    large, t, y = _asin_of_small(x)
+    complement = fma(t, -2.0, _HALF_PI[0]) + fma(y, -2.0, _HALF_PI[1])
+    return copysign(select(large, complement, t + y), x)
 
 
 def acos(x: Num) -> Num:
     """Arc cosine; NaN outside [-1, 1]."""
-    large, y = _asin_of_small(x)
+    large, t, y = _asin_of_small(x)
+    y = t + y
     positive = select(large, y + y, x.like(_HALF_PI[0]) - (y - _HALF_PI[1]))
     # acos(-a) = pi - acos(a), from pi / 2 + asin(a) where a is small
     negative = select(large, fma(y, -2.0, 2 * _HALF_PI[1]) + 2 * _HALF_PI[0], (y + _HALF_PI[1]) + _HALF_PI[0])

@@ -54,6 +54,12 @@ def _reduce(x: Num) -> tuple[Num, Num]:
 
     The quadrant is an integer as wide as x, right in its two low bits.
     """
+    quadrant, r = _reduce_in_f64(x)
+    return (quadrant, r) if x.format is F64 else (quadrant.to_i32(), r.to_f32())
+
+
+def _reduce_in_f64(x: Num) -> tuple[Num, Num]:
+    """`_reduce` with an i64 and an f64."""
     wide = x.to_f64() if x.format is F32 else x
     t = fma(wide, 2 / pymath.pi, F64.magic)
     k = t - F64.magic
@@ -63,11 +69,12 @@ def _reduce(x: Num) -> tuple[Num, Num]:
     if x.format is F64:
         return t.bits(), fma(k, -_HALF_PI[2], r)
     t, r = unlikely(abs(wide) > _LARGE, lambda: _reduce_huge(wide), (t, r))
-    return t.bits().to_i32(), r.to_f32()
+    return t.bits(), r
 
 
-def _sin_and_cos(r: Num) -> tuple[Num, Num]:
-    name = r.format.name
+def _sin_and_cos(r: Num, name: str | None = None) -> tuple[Num, Num]:
+    """Of |r| <= pi/4, as accurate as the format called `name`, which is that of r unless given."""
+    name = name or r.format.name
     z = r * r
     sine = copysign(fma(z * r, polynomial(z, _SIN[name]), r), r)  # for -0
     return sine, fma(z * z, polynomial(z, _COS[name]), fma(z, -0.5, 1.0))
@@ -107,7 +114,10 @@ def cos(x: Num) -> Num:
 
 def tan(x: Num) -> Num:
     """Tangent."""
-    quadrant, r = _reduce(x)
-    sine, cosine = _sin_and_cos(r)
+    # The quotient would have the errors of both: for f32 they are computed in f64, with the short polynomials.
+    quadrant, r = _reduce_in_f64(x)
+    sine, cosine = _sin_and_cos(r, x.format.name)
     odd = (quadrant & 1).equals(1)
+    if x.format is F32:
+        return (select(odd, -cosine, sine) / select(odd, sine, cosine)).to_f32()
     return _or_libm_if_huge(x, select(odd, -cosine, sine) / select(odd, sine, cosine), "tan")

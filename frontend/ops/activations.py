@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...dialects import own
 from ...dialects.mlir import arith, ir, math
 from ..dtypes import scalar
 from ..graph_builder import GraphBuilder, T
@@ -27,8 +28,7 @@ def _tanh_gelu(d: torch.dtype, x: Value) -> Value:
 
 
 def gelu(d: torch.dtype, x: Value, approximate: str = "none") -> Value:
-    inner = _tanh_gelu(d, x) if approximate == "tanh" else math.erf(arith.mulf(x, scalar(d, SQRT_HALF)))
-    return arith.mulf(arith.mulf(scalar(d, 0.5), x), arith.addf(scalar(d, 1), inner))
+    return own.function("gelu_tanh" if approximate == "tanh" else "gelu", x)
 
 
 def gelu_backward(d: torch.dtype, grad: Value, x: Value, approximate: str = "none") -> Value:
@@ -97,11 +97,11 @@ def tanh_backward(d: torch.dtype, grad: Value, y: Value) -> Value:
 ACTIVATIONS: dict[Any, Any] = {
     aten.gelu.default: gelu,
     aten.gelu_backward.default: gelu_backward,
-    aten.silu.default: lambda d, x: arith.mulf(x, s.sigmoid(d, x)),
+    aten.silu.default: lambda d, x: own.function("silu", x),
     aten.silu_backward.default: silu_backward,
     aten.hardswish.default: lambda d, x: arith.divf(arith.mulf(x, _ramp(d, x)), scalar(d, 6)),
     aten.hardsigmoid.default: lambda d, x: arith.divf(_ramp(d, x), scalar(d, 6)),
-    aten.mish.default: lambda d, x: arith.mulf(x, math.tanh(math.log1p(math.exp(x)))),
+    aten.mish.default: lambda d, x: own.function("mish", x),
     aten.elu.default: elu,
     aten.softplus.default: softplus,
     aten.leaky_relu.default: leaky_relu,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from ...dialects import own
 from ...dialects.mlir import arith, cf, ir, math
-from ..dtypes import is_unsigned, scalar
+from ..dtypes import cast, is_unsigned, scalar
 
 FLOAT, INT = arith.CmpFPredicate, arith.CmpIPredicate
 Value = ir.Value
@@ -121,8 +122,7 @@ floor, ceil, trunc, round_even = (rounding(f) for f in (math.floor, math.ceil, m
 
 
 def sigmoid(d: torch.dtype, x: Value) -> Value:
-    one = scalar(d, 1)
-    return arith.divf(one, arith.addf(one, math.exp(arith.negf(x))))
+    return own.function("sigmoid", x)
 
 
 def hypot(d: torch.dtype, x: Value, y: Value) -> Value:
@@ -228,6 +228,24 @@ def shift_right(d: torch.dtype, x: Value, n: Value) -> Value:
 
 
 # Powers
+
+
+def hypot(d: torch.dtype, x: Value, y: Value) -> Value:
+    """sqrt(x^2 + y^2); infinite if either is, even if the other one is NaN. In f64 for f32, scaled for f64."""
+    f64 = torch.float64
+    infinite = arith.ori(isinf(d, x), isinf(d, y))
+    if d == f64:
+        top = maximum(d, absolute(d, x), absolute(d, y))
+        small, large = lt(d, top, scalar(d, 2.0**-500)), gt(d, top, scalar(d, 2.0**500))
+        scale, back = (
+            arith.select(large, scalar(d, 2.0**-i), arith.select(small, scalar(d, 2.0**i), scalar(d, 1))) for i in (600, -600)
+        )
+        x, y = arith.mulf(x, scale), arith.mulf(y, scale)
+        root = arith.mulf(math.sqrt(math.fma(x, x, arith.mulf(y, y))), back)
+    else:
+        x, y = cast(x, d, f64), cast(y, d, f64)
+        root = cast(math.sqrt(math.fma(x, x, arith.mulf(y, y))), f64, d)
+    return arith.select(infinite, scalar(d, float("inf")), root)
 
 
 def power_by(d: torch.dtype, x: Value, exponent: float | int) -> Value:
