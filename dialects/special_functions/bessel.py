@@ -130,3 +130,10 @@ def y0(x: Num) -> Num:
 def y1(x: Num) -> Num:
     near = x * _quotient(x * x, _Y1_OVER, _Y1_UNDER) + (_j1_near(x) * log(x) - 1.0 / x) * (2 / pymath.pi)
     return _second_kind(x, near, _far(x, 1, True))
+
+
+def spherical_j0(x: Num) -> Num:
+    """sin(x) / x, by its series near zero."""
+    series = leading_first(x * x, [(-1) ** k / pymath.factorial(2 * k + 1) for k in range(6, -1, -1)])
+    y = select(abs(x) < 0.5, series, sin(x) / x)
+    return select(abs(x).equals(pymath.inf), x.like(0.0), y)

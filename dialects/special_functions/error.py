@@ -1,4 +1,4 @@
-"""The scaled complement of erf, and its inverse."""
+"""The scaled complement of erf, and inverses of erf and of the normal distribution."""
 
 from __future__ import annotations
 
@@ -38,3 +38,47 @@ def erfinv(y: Num) -> Num:
     for _ in range(2):
         x = x - (erf(x) - y) / (exp(-(x * x)) * (2 / pymath.sqrt(pymath.pi)))
     return select(t.equals(1.0), copysign(x.like(pymath.inf), y), x)
+
+
+# Of ndtri (Cephes), highest power first: around 1/2, and for z = sqrt(-2 log p) up to 8 and beyond.
+_OVER0 = (
+    -59.96335010141079, 98.00107541859997, -56.67628574690703, 13.931260938727968, -1.2391658386738125,
+)  # fmt: skip
+_UNDER0 = (
+    1.0, 1.9544885833814176, 4.676279128988815, 86.36024213908905, -225.46268785411937, 200.26021238006066,
+    -82.03722561683334, 15.90562251262117, -1.1833162112133,
+)  # fmt: skip
+_OVER1 = (
+    4.0554489230596245, 31.525109459989388, 57.16281922464213, 44.08050738932008, 14.684956192885803, 2.1866330685079025,
+    -0.1402560791713545, -0.03504246268278482, -0.0008574567851546854,
+)  # fmt: skip
+_UNDER1 = (
+    1.0, 15.779988325646675, 45.39076351288792, 41.3172038254672, 15.04253856929075, 2.504649462083094,
+    -0.14218292285478779, -0.03808064076915783, -0.0009332594808954574,
+)  # fmt: skip
+_OVER2 = (
+    3.2377489177694603, 6.915228890689842, 3.9388102529247444, 1.3330346081580755, 0.20148538954917908,
+    0.012371663481782003, 0.00030158155350823543, 2.6580697468673755e-06, 6.239745391849833e-09,
+)  # fmt: skip
+_UNDER2 = (
+    1.0, 6.02427039364742, 3.6798356385616087, 1.3770209948908132, 0.21623699359449663, 0.013420400608854318,
+    0.00032801446468212774, 2.8924786474538068e-06, 6.790194080099813e-09,
+)  # fmt: skip
+
+
+def ndtri(p: Num) -> Num:
+    """x of which the normal distribution is p, by the quotients of the Cephes library; NaN outside of [0, 1]."""
+    edge = 0.13533528323661269189  # exp(-2)
+    upper = p > 1.0 - edge
+    tail = select(upper, 1.0 - p, p)
+    y = tail - 0.5
+    square = y * y
+    middle = (y + y * square * leading_first(square, _OVER0) / leading_first(square, _UNDER0)) * pymath.sqrt(2 * pymath.pi)
+    x = sqrt(log(tail) * -2.0)
+    z = 1.0 / x
+    near = leading_first(z, _OVER1) / leading_first(z, _UNDER1)
+    far = leading_first(z, _OVER2) / leading_first(z, _UNDER2)
+    x = x - log(x) / x - z * select(x < 8.0, near, far)
+    x = select(tail > edge, middle, select(upper, x, -x))
+    x = select(p.equals(0.0), p.like(-pymath.inf), x)
+    return select(p.equals(1.0), p.like(pymath.inf), x)

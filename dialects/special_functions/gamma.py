@@ -1,4 +1,4 @@
-"""The logarithm of the gamma function, and its derivative."""
+"""The logarithm of the gamma function, and its first two derivatives."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _NEAR_TWO = (
     3.281104524659661e-08, -1.4719145482131672e-08, 5.565111801917945e-09,
 )  # fmt: skip
 
-# Stirling's series for both, in 1/x^2, the highest power first, for x > 13 (as in Cephes) and x > 10.
+# Stirling's series for them, in 1/x^2, the highest power first, for x > 13 (as in Cephes) and x > 10.
 _STIRLING = (
     8.11614167470508450300e-4, -5.95061904284301438324e-4, 7.93650340457716943945e-4, -2.77777777730099687205e-3,
     8.33333333333331927722e-2,
 )  # fmt: skip
+_TRIGAMMA = (7 / 6, -691 / 2730, 5 / 66, -1 / 30, 1 / 42, -1 / 30, 1 / 6)
 _DIGAMMA = (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
 
 
@@ -63,3 +64,21 @@ def digamma(x: Num) -> Num:
     pole = select(part.equals(0.0), x.like(pymath.nan), x.like(pymath.pi) / tan(part * pymath.pi))
     y = select(x < 0.0, y - pole, y)
     return select(x.equals(0.0), copysign(x.like(pymath.inf), -x), y)
+
+
+def trigamma(x: Num) -> Num:
+    """The second derivative of log(gamma): inf at 0, -1, ..."""
+    reflected = x < 0.5
+    t = select(reflected, 1.0 - x, x)
+    # trigamma(t) = trigamma(t + 1) + 1 / t^2, the fractions summed as one.
+    over, under = t.like(0.0), t.like(1.0)
+    for _ in range(10):
+        low, square = t < 10.0, t * t
+        over = select(low, over * square + under, over)
+        under = select(low, under * square, under)
+        t = select(low, t + 1.0, t)
+    inverse = 1.0 / t
+    square = inverse * inverse
+    y = inverse + square * 0.5 + inverse * square * leading_first(square, _TRIGAMMA) + over / under
+    sine = sin((x - round_even(x)) * pymath.pi)
+    return select(reflected, sine.like(pymath.pi**2) / (sine * sine) - y, y)

@@ -1,12 +1,15 @@
-"""Modified Bessel functions of the first kind, by the Chebyshev series of the Cephes library (Moshier 1989).
+"""Modified Bessel functions of both kinds, by the Chebyshev series of the Cephes library (Moshier 1989).
 
-The series give exp(-|x|) I(x), in x / 2 - 2 up to 8, and times sqrt(|x|) in 32 / |x| - 2 beyond.
+The series give exp(-|x|) I(x), in x / 2 - 2 up to 8, and times sqrt(|x|) in 32 / |x| - 2 beyond; and K(x) but for its
+logarithm, in x^2 - 2 up to 2, and exp(x) sqrt(x) K(x) in 8 / x - 2 beyond.
 """
 
 from __future__ import annotations
 
+import math as pymath
+
 from ..math_expansions.num import Num, select, sqrt
-from .elementary import chebyshev, exp
+from .elementary import chebyshev, exp, log
 
 _I0_NEAR = (
     -4.4153416464793395e-18, 3.3307945188222384e-17, -2.431279846547955e-16, 1.715391285555133e-15,
@@ -40,6 +43,30 @@ _I1_FAR = (
     -5.589743462196584e-10, -3.835380385964237e-09, -2.6314688468895196e-08, -2.512236237870209e-07,
     -3.882564808877691e-06, -0.00011058893876262371, -0.009761097491361469, 0.7785762350182801,
 )  # fmt: skip
+_K0_NEAR = (
+    1.374465435613523e-16, 4.25981614279661e-14, 1.0349695257633842e-11, 1.904516377220209e-09, 2.5347910790261494e-07,
+    2.286212103119452e-05, 0.001264615411446926, 0.0359799365153615, 0.3442898999246285, -0.5353273932339028,
+)  # fmt: skip
+_K0_FAR = (
+    5.300433772686263e-18, -1.6475804301524212e-17, 5.2103915050390274e-17, -1.678231096805412e-16, 5.512055978524319e-16,
+    -1.848593377343779e-15, 6.3400764774050706e-15, -2.2275133269916698e-14, 8.032890775363575e-14,
+    -2.9800969231727303e-13, 1.140340588208475e-12, -4.514597883373944e-12, 1.8559491149547177e-11, -7.957489244477107e-11,
+    3.577397281400301e-10, -1.69753450938906e-09, 8.574034017414225e-09, -4.660489897687948e-08, 2.766813639445015e-07,
+    -1.8317555227191195e-06, 1.39498137188765e-05, -0.00012849549581627802, 0.0015698838857300533, -0.0314481013119645,
+    2.4403030820659555,
+)  # fmt: skip
+_K1_NEAR = (
+    -7.023863479386288e-18, -2.427449850519366e-15, -6.666901694199329e-13, -1.4114883926335278e-10,
+    -2.213387630734726e-08, -2.4334061415659684e-06, -0.0001730288957513052, -0.006975723859639864, -0.12261118082265715,
+    -0.3531559607765449, 1.5253002273389478,
+)  # fmt: skip
+_K1_FAR = (
+    -5.756744483665017e-18, 1.7940508731475592e-17, -5.689462558442859e-17, 1.838093544366639e-16, -6.057047248373319e-16,
+    2.038703165624334e-15, -7.019837090418314e-15, 2.4771544244813043e-14, -8.976705182324994e-14, 3.3484196660784293e-13,
+    -1.2891739609510289e-12, 5.13963967348173e-12, -2.1299678384275683e-11, 9.218315187605006e-11, -4.1903547593418965e-10,
+    2.015049755197033e-09, -1.0345762465678097e-08, 5.7410841254500495e-08, -3.5019606030878126e-07, 2.406484947837217e-06,
+    -1.936197974166083e-05, 0.00019521551847135162, -0.002857816859622779, 0.10392373657681724, 2.7206261904844427,
+)  # fmt: skip
 
 
 def i0e(x: Num) -> Num:
@@ -61,3 +88,35 @@ def i1e(x: Num) -> Num:
 
 def i1(x: Num) -> Num:
     return exp(abs(x)) * i1e(x)
+
+
+def _second_kind(x: Num, near: Num, far: Num) -> Num:
+    y = select(x > 2.0, far, near)
+    y = select(x.equals(0.0), x.like(pymath.inf), y)
+    return select(x < 0.0, x.like(pymath.nan), y)
+
+
+def _k0_near(x: Num) -> Num:
+    return chebyshev(x * x - 2.0, _K0_NEAR) - log(x * 0.5) * i0(x)
+
+
+def _k1_near(x: Num) -> Num:
+    return chebyshev(x * x - 2.0, _K1_NEAR) / x + log(x * 0.5) * i1(x)
+
+
+def k0e(x: Num) -> Num:
+    """exp(x) K0(x)"""
+    return _second_kind(x, _k0_near(x) * exp(x), chebyshev(8.0 / x - 2.0, _K0_FAR) / sqrt(x))
+
+
+def k0(x: Num) -> Num:
+    return _second_kind(x, _k0_near(x), chebyshev(8.0 / x - 2.0, _K0_FAR) / sqrt(x) * exp(-x))
+
+
+def k1e(x: Num) -> Num:
+    """exp(x) K1(x)"""
+    return _second_kind(x, _k1_near(x) * exp(x), chebyshev(8.0 / x - 2.0, _K1_FAR) / sqrt(x))
+
+
+def k1(x: Num) -> Num:
+    return _second_kind(x, _k1_near(x), chebyshev(8.0 / x - 2.0, _K1_FAR) / sqrt(x) * exp(-x))

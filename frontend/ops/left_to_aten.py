@@ -12,8 +12,30 @@ from ..registry import Unsupported, lowers
 aten = torch.ops.aten
 
 _ATTENTION = "attention stays ATen's flash kernel for now"
-_SORTS = "sorting"
+_SORTS = "sorting: what is compared with what depends on data"
 _SCANS = "running extrema and logarithms of sums"
+
+_LOOPS = "a loop whose length depends on data"
+_SERIES = "a special function whose loops run to lengths that depend on data"
+_LAPACK = "linear algebra that LAPACK does"
+_COUNTS = "the size of the result depends on data"
+
+_NAMED = {
+    _LOOPS: "gcd lcm",
+    _SERIES: (
+        "igamma igammac special_zeta special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
+        "special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l "
+        "special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u "
+        "special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w"
+    ),
+    _LAPACK: (
+        "linalg_inv_ex linalg_cholesky_ex linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_qr linalg_solve_triangular "
+        "linalg_ldl_factor_ex linalg_ldl_solve linalg_eig linalg_householder_product linalg_matrix_exp _linalg_svd _linalg_eigh "
+        "_linalg_det _linalg_slogdet _linalg_solve_ex cholesky cholesky_inverse cholesky_solve geqrf ormqr triangular_solve lu_unpack"
+    ),
+    _COUNTS: "bincount _unique2 unique_consecutive unique_dim_consecutive",
+}
+"""reason -> ops"""
 
 REASONS: dict[Any, str] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _ATTENTION,
@@ -22,8 +44,10 @@ REASONS: dict[Any, str] = {
     torch.ops.higher_order.with_effects: "an op with effects, such as the check of a decomposition's errors",
     aten.randperm: "a permutation: ATen swaps elements one after the other",
     aten.multinomial: "each draw searches running sums of probabilities, or depends on the draws before",
+    **{getattr(aten, name): reason for reason, names in _NAMED.items() for name in names.split()},
+    aten.special_airy_ai: "a special function that no layer or distribution is made of",
     aten.masked_scatter: "what goes where depends on how many places before are masked",
-    **dict.fromkeys((aten.sort, aten.topk, aten.argsort, aten.kthvalue, aten.median, aten.mode, aten.unique_dim), _SORTS),
+    **dict.fromkeys((aten.sort, aten.topk, aten.argsort, aten.kthvalue, aten.median, aten.mode, aten.unique_dim, aten.nanmedian), _SORTS),
     **dict.fromkeys((aten.logcumsumexp, aten.cummax, aten.cummin), _SCANS),
 }  # fmt: skip
 

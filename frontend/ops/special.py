@@ -30,6 +30,12 @@ FUNCTIONS: dict[Any, Any] = {
     aten.special_i1e.default: modified_bessel.i1e,
     aten.special_modified_bessel_i0.default: modified_bessel.i0,
     aten.special_modified_bessel_i1.default: modified_bessel.i1,
+    aten.special_modified_bessel_k0.default: modified_bessel.k0,
+    aten.special_modified_bessel_k1.default: modified_bessel.k1,
+    aten.special_scaled_modified_bessel_k0.default: modified_bessel.k0e,
+    aten.special_scaled_modified_bessel_k1.default: modified_bessel.k1e,
+    aten.special_ndtri.default: error.ndtri,
+    aten.special_spherical_bessel_j0.default: bessel.spherical_j0,
     aten.special_bessel_j0.default: bessel.j0,
     aten.special_bessel_j1.default: bessel.j1,
     aten.special_bessel_y0.default: bessel.y0,
@@ -39,14 +45,25 @@ FUNCTIONS: dict[Any, Any] = {
 
 @lowers(*FUNCTIONS)
 def special(b: GraphBuilder, node: Any, x: T) -> T:
+    return _in_f64(b, node, x, FUNCTIONS[node.target])
+
+
+def _in_f64(b: GraphBuilder, node: Any, x: T, function: Any) -> T:
     """Computed in f64 and rounded once."""
     out = node.meta["val"].dtype
-    wide = promote(list(node.args), Kind.INT_TO_FLOAT)
+    wide = promote([node.args[-1]], Kind.INT_TO_FLOAT)
 
     def body(v: Value) -> Value:
-        return cast(FUNCTIONS[node.target](Num(cast(v, wide, F64))).value, F64, wide)
+        return cast(function(Num(cast(v, wide, F64))).value, F64, wide)
 
     return b.pointwise(x.shape, [x], wide, wide, out, body)
+
+
+@lowers(aten.polygamma.default)
+def polygamma(b: GraphBuilder, node: Any, n: int, x: T) -> T:
+    if n > 1:
+        raise Unsupported("a derivative of the gamma function beyond the second: a sum whose length depends on data")
+    return _in_f64(b, node, x, gamma.trigamma if n == 1 else gamma.digamma)
 
 
 def _bits(d: torch.dtype) -> torch.dtype:

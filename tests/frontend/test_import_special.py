@@ -14,6 +14,7 @@ LINE = (-40.0, 60.0)
 EXACT = {
     "lgamma": (lambda x: mp.re(mp.loggamma(x)) if x > 0 else mp.log(abs(mp.gamma(x))), (-40.0, 200.0)),
     "digamma": (mp.digamma, (-40.0, 200.0)),
+    "trigamma": (lambda x: mp.psi(1, x), (-40.0, 200.0)),
     "erfinv": (mp.erfinv, (-0.9999, 0.9999)),
     "special.erfcx": (lambda x: mp.exp(x * x) * mp.erfc(x), (-5.0, 60.0)),
     "i0": (lambda x: mp.besseli(0, x), LINE),
@@ -22,6 +23,12 @@ EXACT = {
     "special.i1e": (lambda x: mp.besseli(1, x) * mp.exp(-abs(x)), LINE),
     "special.modified_bessel_i0": (lambda x: mp.besseli(0, x), LINE),
     "special.modified_bessel_i1": (lambda x: mp.besseli(1, x), LINE),
+    "special.modified_bessel_k0": (lambda x: mp.besselk(0, x), (0.001, 60.0)),
+    "special.modified_bessel_k1": (lambda x: mp.besselk(1, x), (0.001, 60.0)),
+    "special.scaled_modified_bessel_k0": (lambda x: mp.besselk(0, x) * mp.exp(x), (0.001, 60.0)),
+    "special.scaled_modified_bessel_k1": (lambda x: mp.besselk(1, x) * mp.exp(x), (0.001, 60.0)),
+    "special.ndtri": (lambda p: mp.sqrt(2) * mp.erfinv(2 * p - 1), (0.0001, 0.9999)),
+    "special.spherical_bessel_j0": (lambda x: mp.sin(x) / x, LINE),
     "special.bessel_j0": (lambda x: mp.besselj(0, x), LINE),
     "special.bessel_j1": (lambda x: mp.besselj(1, x), LINE),
     "special.bessel_y0": (lambda x: mp.bessely(0, x), (0.001, 60.0)),
@@ -36,6 +43,8 @@ def same(f, *args):
 
 
 def named(name):
+    if name == "trigamma":
+        return lambda x: torch.polygamma(1, x)
     module, _, function = name.rpartition(".")
     return getattr(getattr(torch, module) if module else torch, function)
 
@@ -57,11 +66,16 @@ def test_special_function(name):
     wide, small = (2e-6, 1e-4) if "bessel_j" in name or "bessel_y" in name else (1e-12, 1e-6)
     assert ((got - right).abs() / right.abs().clamp(min=1)).max() < wide
     assert ((narrow.double() - right32).abs() / right32.abs().clamp(min=1e-2)).max() < small
-    torch.testing.assert_close(got, f(x), rtol=1e-11, atol=1e-12)
+    by = 1e-8 if name == "trigamma" else 1e-11  # ATen's series is that short
+    torch.testing.assert_close(got, f(x), rtol=by, atol=by)
+    if name == "trigamma":  # infinite at the poles, where ATen divides by the rounded sine of a multiple of pi
+        poles = (special < 0) & (special == special.trunc())
+        assert odd[poles & special.isfinite()].isposinf().all()
+        odd, special = odd[~poles], special[~poles]
     torch.testing.assert_close(odd, f(special), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["lgamma", "erfinv", "special.erfcx", "i0", "special.i1", "special.i0e", "special.log_ndtr", "special.ndtr"])
+@pytest.mark.parametrize("name", ["lgamma", "digamma", "erfinv", "special.erfcx", "i0", "special.i1", "special.i0e", "special.log_ndtr", "special.ndtr"])
 def test_gradient(name):
     f = named(name)
     x = (torch.rand(5, 37, dtype=torch.float64) * 0.9 + 0.05).requires_grad_()
@@ -71,7 +85,7 @@ def test_gradient(name):
 
     torch._dynamo.reset()
     y = torch.compile(f, backend="mlirc", options=OPTIONS)(x)
-    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], run(x), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], run(x), rtol=1e-8 if f is torch.digamma else 1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int32], ids=str)

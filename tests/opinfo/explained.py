@@ -9,11 +9,10 @@ DIFFERS: dict[tuple[str, ...], str] = {}
 
 _SORTS = "sorting is data-dependent control flow, which our kernels have none of; Inductor calls ATen on CPUs as well (it sorts on GPUs)"
 _SPECIAL = (
-    "a special function without a vector expansion yet; Inductor's loop calls ATen's own C++ function for each element, "
-    "we call ATen for the tensor"
+    "a special function whose loops run to lengths that depend on data; Inductor's loop calls ATen's own C++ function for each "
+    "element, we call ATen for the tensor"
 )
 
-_RANDOM = "a distribution that no layer draws from; ATen's generator"
 _GCD = "a loop whose length depends on data; Inductor calls ATen for gcd"
 
 ATEN: dict[str, str] = {
@@ -25,30 +24,20 @@ ATEN: dict[str, str] = {
     **{
         f"aten.{name}.default": _SPECIAL
         for name in (
-            "digamma erfinv i0 igamma igammac lgamma polygamma special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 "
-            "special_bessel_y1 special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
-            "special_chebyshev_polynomial_w special_erfcx special_hermite_polynomial_h special_hermite_polynomial_he special_i0e "
-            "special_i1 special_i1e special_laguerre_polynomial_l special_legendre_polynomial_p special_modified_bessel_i0 "
-            "special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri "
-            "special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t "
-            "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w "
-            "special_spherical_bessel_j0 special_zeta"
+            "igamma igammac polygamma special_chebyshev_polynomial_t special_chebyshev_polynomial_u "
+            "special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_hermite_polynomial_h "
+            "special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p "
+            "special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
+            "special_shifted_chebyshev_polynomial_w special_zeta"
         ).split()
     },
+    "aten.special_airy_ai.default": "a special function that no layer or distribution is made of",
     "aten.adaptive_max_pool2d.default": "sizes known only at run time, whose windows have no fixed size; compiled for known ones",
     "aten.adaptive_max_pool3d.default": "sizes known only at run time, whose windows have no fixed size; compiled for known ones",
-    "aten.bucketize.Tensor": "boundaries whose number is known only at run time; compiled for known ones",
-    "aten.searchsorted.Tensor": "sequences whose length is known only at run time; compiled for known ones",
-    "aten.cauchy.default": _RANDOM,
-    "aten.geometric.default": _RANDOM,
-    "aten.log_normal.default": _RANDOM,
-    "aten.exponential.default": _RANDOM,
     "aten.gcd.default": _GCD,
     "aten.lcm.default": _GCD,
-    "aten.nextafter.default": "arithmetic on the bits of floats, not built yet",
-    "aten.frexp.Tensor": "arithmetic on the bits of floats, not built yet",
-    "aten.fractional_max_pool2d.default": "windows at places that random samples choose; rare enough to leave",
-    "aten.fractional_max_pool3d.default": "windows at places that random samples choose; rare enough to leave",
+    "aten.fractional_max_pool2d.default": "two-byte floats, in whose precision ATen places the windows; compiled for f32 and f64",
+    "aten.fractional_max_pool3d.default": "two-byte floats, in whose precision ATen places the windows; compiled for f32 and f64",
     "with_effects": "an op with effects, such as the check of a decomposition's errors, which are ATen's own",
 }  # fmt: skip
 """ATen op that Inductor generates code for -> why we call ATen."""
