@@ -1,0 +1,42 @@
+"""Programs are valid, the same seed draws the same ones, and those that fail shrink to what makes them fail."""
+
+from __future__ import annotations
+
+from mlirc.tests.fuzz.chunk import run_chunk
+from mlirc.tests.fuzz.executor import Failure
+
+
+class Eager:
+    """In place of an executor: runs nothing compiled, and finds fault with each program that has a softmax."""
+
+    def __init__(self, wrong: str = "") -> None:
+        self.wrong = wrong
+        self.sources: list[str] = []
+
+    def check(self, source: str) -> str:
+        self.sources.append(source)
+        # The program's own names, without the check at its end.
+        names: dict = {}
+        exec(source[: source.index("check(f, ")].replace("from mlirc.tests.fuzz.check import check", ""), names)
+        sizes = eval(source[source.index("sizes=") + 6 : source.index(", dynamic")])
+        for s in sizes:
+            names["f"](*names["inputs"](*s))
+        if self.wrong and self.wrong in source:
+            raise Failure("values", "made up", source)
+        return "ok"
+
+
+def test_programs_run_in_eager_mode_and_seeds_repeat():
+    a, b = Eager(), Eager()
+    first = run_chunk(3, 40, a)
+    assert first.failure is None and first.ok >= 20
+    run_chunk(3, 40, b)
+    assert a.sources == b.sources
+
+
+def test_failures_shrink():
+    eager = Eager("softmax(")
+    kind, message, source = run_chunk(5, 300, eager).failure
+    body = source[source.index("def f(") : source.index("    return", source.index("def f("))].splitlines()[1:]
+    assert kind == "values" and len(body) == 1 and "softmax(" in body[0]
+    assert "dynamic=False, grad=False" in source
