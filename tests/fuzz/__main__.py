@@ -39,7 +39,7 @@ def main(count: int, jobs: int, seed: int, out: Path, shrink: bool, program: Pat
     log = out / "chunks.jsonl"
     done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     seeds_done = {d["seed"] for d in done}
-    passed, failures, by_torch = (sum(d["ok"] for d in done), sum(d["failure"] is not None for d in done), sum(d["by_torch"] for d in done))
+    passed, failures, by_torch = (sum(d["ok"] for d in done), sum(d["failure"] is not None for d in done), sum(len(d["by_torch"]) for d in done))
     seeds = (s for s in itertools.count(seed) if s not in seeds_done)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, end_with_parent) as pool, tqdm(total=count, initial=passed, unit="graph", smoothing=0.05) as bar, log.open("a") as f:
@@ -51,7 +51,7 @@ def main(count: int, jobs: int, seed: int, out: Path, shrink: bool, program: Pat
             f.write(json.dumps(result) + "\n")
             f.flush()
             passed += result["ok"]
-            by_torch += result["by_torch"]
+            by_torch += len(result["by_torch"])
             if result["failure"]:
                 failures += 1
                 bar.write(f"seed {result['seed']}: {write_reproducer(out, result)}")

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import re
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import hypothesis
@@ -23,14 +23,13 @@ QUIET = dict(
 
 @dataclass
 class ChunkResult:
-    """`ok`, `by_torch`: programs that passed, or that torch alone gets wrong; `failure`: (kind, message, source)."""
+    """How many programs passed; (message, source) of those that torch alone gets wrong; (kind, message, source) of a failure."""
 
     seed: int
-    ok: int
-    by_torch: int
-    failure: tuple[str, str, str] | None
+    ok: int = 0
+    by_torch: list[tuple[str, str]] = field(default_factory=list)
+    failure: tuple[str, str, str] | None = None
     as_found: str = ""
-    torch_messages: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,7 +52,7 @@ class Sorts:
 
 def run_chunk(seed: int, count: int, executor: Executor, shrink: bool = True) -> ChunkResult:
     """`count` programs, or fewer if one fails."""
-    result = ChunkResult(seed, 0, 0, None)
+    result = ChunkResult(seed)
     seen: set[str] = set()
     failed = False
 
@@ -69,7 +68,7 @@ def run_chunk(seed: int, count: int, executor: Executor, shrink: bool = True) ->
             return
         seen.add(source)
         try:
-            verdict = executor.check(source)
+            by_torch = executor.check(source)
         except Failure as f:
             if not failed:
                 result.as_found = source
@@ -77,10 +76,10 @@ def run_chunk(seed: int, count: int, executor: Executor, shrink: bool = True) ->
             raise Sorts.of(f) from None
         if failed:
             return
-        if verdict == "ok":
+        if by_torch is None:
             result.ok += 1
         else:
-            result.by_torch += 1
+            result.by_torch.append((by_torch, source))
 
     try:
         one()

@@ -66,12 +66,12 @@ class Executor:
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return "crash", f"{name}\n{last}"
 
-    def check(self, source: str) -> str:
-        """Run; raises Failure, but returns `by torch` where torch alone does the same, and `ok`."""
+    def check(self, source: str) -> str | None:
+        """Run; raises Failure. None if all is well, or what torch alone does differently from eager mode."""
         kind, message = self.run(source)
         if kind not in ("ok", "by torch"):
             raise Failure(kind, message, source)
-        return kind
+        return message if kind == "by torch" else None
 
     def close(self) -> None:
         if self._process is not None:
