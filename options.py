@@ -67,10 +67,11 @@ class Options:
         Raises ValueError for an unknown name, listing the valid ones, and for a value of the wrong type.
         """
         given = dict(options or {})
-        chosen = str(given.get("mode", mode or "default"))
+        environment = _parse(os.environ.get("MLIRC_OPTIONS", ""))
+        chosen = str(given.get("mode") or mode or environment.get("mode") or "default")
         if chosen not in MODES:
             raise ValueError(f"mlirc: unknown mode {chosen!r}; valid modes: {', '.join(MODES)}")
-        merged: dict[str, object] = {**MODES[chosen], **_parse(os.environ.get("MLIRC_OPTIONS", "")), **given, "mode": chosen}
+        merged: dict[str, object] = {**MODES[chosen], **environment, **given, "mode": chosen}
         fields = {f.name: f for f in dataclasses.fields(cls)}
         unknown = sorted(set(merged) - set(fields))
         if unknown:

@@ -31,7 +31,7 @@ LENGTH = struct.Struct("<Q")
 def main(config: str) -> None:
     """Serve jobs until the parent closes the channel.
 
-    `config` is JSON: `parent` (process id), `memory_mb` (address space on top of what start-up takes, or null) and
+    `config` is JSON: `parent` (process id), `late` (entries for the end of `sys.path`, once the libraries are imported), `memory_mb` (address space on top of what start-up takes, or null) and
     `timeout` (seconds per job, or null; the parent enforces it, the worker's own alarm comes later and only matters to
     an orphan).
     """
@@ -47,6 +47,7 @@ def main(config: str) -> None:
         # What is broken here is broken for the job too, and there the exception has somebody to go to.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    sys.path += settings["late"]
     limits = _Limits(settings["memory_mb"])
     _write(channel, pickle.dumps(("ready",)))
     alarm = 0.0 if settings["timeout"] is None else settings["timeout"] + 5.0

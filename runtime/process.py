@@ -53,12 +53,14 @@ class WorkerProcess:
 
     def __init__(self, timeout: float | None, memory_mb: int | None) -> None:
         python = interpreter()
+        libraries, users = import_paths()
         package = sys.modules[__name__.partition(".")[0]]
         config = {
             "parent": os.getpid(),
             "timeout": timeout,
             "memory_mb": memory_mb,
-            "path": import_path(),
+            "path": libraries,
+            "late": users,
             "init": os.path.abspath(str(package.__file__)),
             "roots": [os.path.abspath(root) for root in package.__path__],
         }
@@ -201,13 +203,16 @@ def interpreter() -> str:
     raise OSError(f"no Python to run it with: sys.executable is {sys.executable!r}, and there is none in {', '.join(places)}")
 
 
-def import_path() -> list[str]:
-    """This process's `sys.path` for a worker: the script's folder and the working directory come last, so that files of
-    the user's that are named like a library do not take its place."""
+def import_paths() -> tuple[list[str], list[str]]:
+    """This process's `sys.path` for a worker: (libraries, the script's folder and the working directory).
+
+    The second come last, and after the libraries are imported, so that files of the user's that are named like one do not take
+    its place. (Any module comes before a package without `__init__.py`, such as torch_mlir, wherever they lie.)
+    """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     users = {os.getcwd()} if main is None else {os.getcwd(), os.path.dirname(os.path.realpath(main))}
     entries = list(dict.fromkeys(os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)))
-    return sorted(entries, key=lambda entry: os.path.realpath(entry) in users)
+    return [e for e in entries if os.path.realpath(e) not in users], [e for e in entries if os.path.realpath(e) in users]
 
 
 def _environment() -> dict[str, str]:

@@ -45,7 +45,7 @@ def script(
     program = prelude + textwrap.dedent(body)
     command = [sys.executable, *flags, "-c", program]
     if shell:
-        command = ["bash", "-c", f'{shell}\nexec "$@"', "bash", *command]
+        command = ["/bin/bash", "-c", f'{shell}\nexec "$@"', "bash", *command]
     where = os.path.dirname(os.path.dirname(os.path.abspath(mlirc.__file__)))
     path = os.pathsep.join(filter(None, [where, os.environ.get("PYTHONPATH")]))
     full = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "2", **(env or {})}

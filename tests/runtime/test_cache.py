@@ -18,7 +18,7 @@ import pytest
 
 from mlirc.runtime import cache as cache_module
 from mlirc.runtime.cache import KernelCache, compiler_key, default_directory, kernel_key, pack, unpack
-from mlirc.runtime.process import import_path
+from mlirc.runtime.process import import_paths
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
@@ -289,7 +289,7 @@ def test_eight_processes_share_one_cache(tmp_path):
     )
     args = [str(tmp_path / "cache")]
     processes = [
-        subprocess.Popen([sys.executable, "-c", script, *args, str(n), repr(import_path())], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-c", script, *args, str(n), repr(sum(import_paths(), []))], stderr=subprocess.PIPE, text=True)
         for n in range(8)
     ]
     for process in processes:
@@ -317,7 +317,7 @@ def test_killed_while_writing_leaves_nothing_broken(tmp_path):
     cache = KernelCache(tmp_path / "cache")
     rng = random.Random(0)
     for _ in range(3):
-        command = [sys.executable, "-c", script, str(cache.directory), repr(import_path())]
+        command = [sys.executable, "-c", script, str(cache.directory), repr(sum(import_paths(), []))]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             process.stdout.readline()
             time.sleep(rng.uniform(0.01, 0.03))

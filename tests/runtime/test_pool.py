@@ -19,7 +19,7 @@ import pytest
 import mlirc
 from mlirc.options import Options
 from mlirc.runtime.pool import Pool, WorkerError, WorkerTraceback, get_pool
-from mlirc.runtime.process import BOOT, import_path
+from mlirc.runtime.process import BOOT, import_paths
 
 JOBS = """
 import os, sys, time
@@ -176,7 +176,7 @@ def test_files_in_the_working_directory_do_not_shadow(tmp_path):
     script = f"""
         import sys
         script_folder = sys.path.pop(0)
-        sys.path[:0] = {import_path()!r}
+        sys.path[:0] = {sum(import_paths(), [])!r}
         import mlirc.runtime.pool
         sys.path.insert(0, script_folder)
         if __name__ == "__main__":
@@ -423,7 +423,7 @@ def run_parent(jobs, tmp_path):
     def run(body):
         script = f"""
             import sys, os, signal, time
-            sys.path[:] = {import_path()!r}
+            sys.path[:] = {sum(import_paths(), [])!r}
             from mlirc.runtime.pool import Pool
             pool = Pool(2)
             pool.warm_up()
@@ -504,7 +504,8 @@ def test_worker_leaves_if_its_parent_is_already_gone():
         "parent": os.getppid(),
         "timeout": None,
         "memory_mb": None,
-        "path": import_path(),
+        "path": import_paths()[0],
+        "late": [],
         "init": mlirc.__file__,
         "roots": list(mlirc.__path__),
     }
