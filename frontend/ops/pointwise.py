@@ -101,7 +101,6 @@ BINARY: dict[Any, Body] = {
     aten.remainder: s.remainder,
     aten.fmod: s.fmod,
     aten.floor_divide: s.divide_floor,
-    aten.hypot.default: s.hypot,
     aten.bitwise_and: lambda d, x, y: arith.andi(x, y),
     aten.bitwise_or: lambda d, x, y: arith.ori(x, y),
     aten.bitwise_xor: lambda d, x, y: arith.xori(x, y),

@@ -125,17 +125,6 @@ def sigmoid(d: torch.dtype, x: Value) -> Value:
     return own.function("sigmoid", x)
 
 
-def hypot(d: torch.dtype, x: Value, y: Value) -> Value:
-    """sqrt(x*x + y*y) without squares that overflow: scaled by the larger one. Infinite beside a NaN too."""
-    x, y = math.absf(x), math.absf(y)
-    large, small = arith.maximumf(x, y), arith.minimumf(x, y)
-    ratio = arith.divf(small, large)
-    length = arith.mulf(large, math.sqrt(arith.addf(scalar(d, 1), arith.mulf(ratio, ratio))))
-    length = arith.select(eq(d, large, scalar(d, 0)), large, length)
-    infinite = arith.ori(isinf(d, x), isinf(d, y))
-    return arith.select(infinite, scalar(d, float("inf")), length)
-
-
 # Division
 
 
