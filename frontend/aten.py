@@ -54,6 +54,7 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
     operands = [(o.pointer, o.shape, o.strides, spec.dtype) for o, spec in zip(planned.operands, call.operands)]
     leaves, tree = pytree.tree_flatten(call.arguments, is_leaf=lambda x: isinstance(x, Slot))
     numbers = [x for x in leaves if isinstance(x, sympy.Basic)]
+    needed = [(i, tuple(map(_localise, st))) for i, st in enumerate(call.strides) if st is not None]
     compute = evaluator(numbers, symbols) if numbers else None
     outputs: list[tuple[int, TensorSpec] | None] = []
     places = iter(planned.results)
@@ -70,8 +71,8 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
 
     def run(frame: Frame) -> None:
         tensors = [_operand(frame, *o) for o in operands]
-        for i in call.row_major:
-            tensors[i] = tensors[i].contiguous()
+        for i, strides in needed:
+            tensors[i] = _laid_out(tensors[i], tuple(frame.size(s) for s in strides))
         left = iter(compute(frame.sizes)) if compute else iter(())
         values = [tensors[x.index] if isinstance(x, Slot) else next(left) if isinstance(x, sympy.Basic) else x for x in leaves]
         args, kwargs = pytree.tree_unflatten(values, tree)
@@ -82,10 +83,9 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
                 continue
             slot, spec = place
             strides = tuple(frame.size(s) for s in spec.strides)
-            if _lies_otherwise(result, strides) or _inside(result, tensors) or _is_lazy(result):
-                fresh = torch.empty_strided(tuple(result.shape), strides, dtype=spec.dtype)
-                fresh.copy_(result)
-                result = fresh
+            if _inside(result, tensors) or _is_lazy(result):
+                result = torch.empty_strided(tuple(result.shape), strides, dtype=spec.dtype).copy_(result)
+            result = _laid_out(result, strides)
             frame.give(slot, result.data_ptr(), extent(result), result)
 
     return step
@@ -105,6 +105,16 @@ def _lies_otherwise(result: torch.Tensor, strides: Sequence[int]) -> bool:
 def _is_lazy(result: torch.Tensor) -> bool:
     """Whether the memory does not hold the values: a conjugate or negative still to be made, zeros without memory."""
     return result.is_conj() or result.is_neg() or result._is_zerotensor()
+
+
+def _laid_out(t: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """The tensor, or a copy of it, with these strides; those that are 0 repeat one element."""
+    if not _lies_otherwise(t, strides):
+        return t
+    once = t
+    for d, s in enumerate(strides):
+        once = once.narrow(d, 0, 1) if s == 0 and t.shape[d] > 1 else once
+    return torch.empty_strided(tuple(once.shape), tuple(strides), dtype=t.dtype).copy_(once).expand(t.shape)
 
 
 def _inside(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:

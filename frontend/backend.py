@@ -30,6 +30,7 @@ from .eager import EagerRunner
 from .guarded import GuardedRunner, guarded
 from .imported import ImportedGraph, TensorSpec
 from .importer import import_graph
+from .memory_guards import guard_memory
 from .random import keep_seeds
 from .recurrent import let_dynamo_trace_layers, replace_layers
 from .registry import LeaveGraph
@@ -57,7 +58,7 @@ def mlirc(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str 
 def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compiler: Callable[..., Any], options: Options) -> Any:
     """AOTAutograd as mlirc wants it: `compiler(gm, inputs, direction=...)` gets functional ATen graphs."""
     replace_layers(gm)
-    return aot_autograd(
+    traced = aot_autograd(
         fw_compiler=functools.partial(compiler, direction="forward"),
         bw_compiler=functools.partial(compiler, direction="backward"),
         inference_compiler=functools.partial(compiler, direction="inference"),
@@ -65,6 +66,8 @@ def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compiler: C
         partition_fn=_partition,
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
+    guard_memory(gm)
+    return traced
 
 
 def _partition(joint: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
@@ -131,7 +134,7 @@ def _compile(
 ) -> Runner:
     started = time.perf_counter()
     with ir.Context():
-        graph = import_graph(gm, options.fallback, force)
+        graph = import_graph(gm, options.fallback, force, direction)
         imported = time.perf_counter()
         tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
         n_outputs = sum(o.kind == "tensor" for o in graph.outputs)

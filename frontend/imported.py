@@ -12,6 +12,7 @@ import torch.fx
 
 from ..dialects.mlir import ir
 from .extents import Extent
+from .replay import Replay
 
 
 @dataclass
@@ -25,15 +26,17 @@ class TensorSpec:
 
 @dataclass
 class OutputSpec:
-    """One output of the graph: a new tensor, a view of another output or that output itself, an input, a number, or None."""
+    """One output of the graph: a new tensor, a view of another output or that output itself, an input or a view of one, a
+    number, or None."""
 
-    kind: str  # "tensor" | "view" | "same" | "input" | "number" | "none"
+    kind: str  # "tensor" | "view" | "same" | "input" | "replay" | "number" | "none"
     tensor: TensorSpec | None = None
     input: int = -1
     number: Any = None
     base: int = -1
     """The other output; a view shows its memory from element `offset` on."""
     offset: Extent = 0
+    replay: Replay | None = None
 
 
 @dataclass
@@ -49,9 +52,9 @@ class AtenCall:
     reason: str
     node: str
     source: str | None
-    row_major: tuple[int, ...] = ()
-    """Operands that the graph says are row-major tensors without gaps. Ops may have asked for that and count on it, while the
-    copy that made them so goes: where such an operand lies depends on what it is computed from."""
+    strides: list[tuple[Extent, ...] | None] = field(default_factory=list)
+    """Per operand: the strides that the op may count on, or None. Where an operand lies depends on what it is computed from:
+    the copy that gave it these strides in the graph may be gone."""
     seconds: float = 0.0
     """Spent in this call while `frontend.aten.profiling` was on."""
 

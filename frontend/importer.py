@@ -14,7 +14,7 @@ attributes say what Python needs (`ImportedGraph` holds them as data).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -33,12 +33,13 @@ from .graph_builder import GraphBuilder, Scalar, T
 from .imported import AtenCall, ImportedGraph, OutputSpec, Slot, TensorSpec, source_of
 from .memory_order import dense, fills, inverse, memory_order, packed, tensor_spec, tensor_strides
 from .registry import LOWERINGS, LeaveGraph, Unsupported
+from .replay import aliases_of_inputs, replay_of
 
 
 def import_graph(
-    gm: torch.fx.GraphModule, allow_fallback: bool = True, force: Mapping[str, str] | None = None
+    gm: torch.fx.GraphModule, allow_fallback: bool = True, force: Mapping[str, str] | None = None, direction: str = "inference"
 ) -> ImportedGraph:
-    """Import one AOTAutograd graph; an `ir.Context` must be current.
+    """Import one AOTAutograd graph (`direction`: inference, forward or backward); an `ir.Context` must be current.
 
     `force` leaves nodes to ATen: name -> reason. Raises CompileError, with node and source line, where a lowering fails,
     and LeaveGraph, which is one, for what can neither be lowered nor left to ATen.
@@ -48,7 +49,7 @@ def import_graph(
     sizes = [s for n in gm.graph.nodes for s in _symbolic(n.meta.get("val"))]
     guarded = guards.set(Guards(sizes[0] if sizes else None))
     try:
-        graph = _Importer(gm, allow_fallback, force or {}).run()
+        graph = _Importer(gm, allow_fallback, force or {}, direction).run()
     finally:
         rounded.reset(token)
         guards.reset(guarded)
@@ -57,8 +58,9 @@ def import_graph(
 
 
 class _Importer:
-    def __init__(self, gm: torch.fx.GraphModule, allow_fallback: bool, force: Mapping[str, str]) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, allow_fallback: bool, force: Mapping[str, str], direction: str) -> None:
         self.gm = gm
+        self.direction = direction
         self.allow_fallback = allow_fallback
         self.force = force
         self.env: dict[torch.fx.Node, Any] = {}
@@ -170,12 +172,17 @@ class _Importer:
         results = []
         values = list(node.args[0])  # type: ignore[arg-type]
         self.graph.returned = len(values)
-        bases = self._shared_memory(values)
+        aliases = aliases_of_inputs(len(values)) if self.direction != "backward" else {}
+        written = {list(self.placeholders)[i] for i in self._writes}
+        bases = self._shared_memory(values, written - {values[i] for i in aliases})
         values += [b for b in dict.fromkeys(bases.values()) if b not in values]
+        places = list(self.placeholders)
         for i, x in enumerate(values):
-            if not isinstance(x, torch.fx.Node):
+            if isinstance(x, torch.fx.Node) and i in aliases and (replay := replay_of(x, places[aliases[i]], aliases[i])):
+                self.graph.outputs.append(OutputSpec("replay", replay=replay))
+            elif not isinstance(x, torch.fx.Node):
                 self.graph.outputs.append(OutputSpec("none" if x is None else "number", number=x))
-            elif x in self.placeholders:
+            elif x in self.placeholders and (x not in written or i in aliases):
                 self.graph.outputs.append(OutputSpec("input", input=self.placeholders[x]))
             elif not isinstance(self.env[x], T):
                 value = self.env[x]
@@ -190,20 +197,23 @@ class _Importer:
                     continue
                 base = values.index(bases.get(x, x))
                 if base != i:
-                    offset = normal(meta.storage_offset()) - normal(values[base].meta["val"].storage_offset())  # type: ignore[operator]
-                    self.graph.outputs.append(OutputSpec("view", tensor=spec, base=base, offset=normal(offset)))
+                    self.graph.outputs.append(OutputSpec("view", tensor=spec, base=base, offset=_distance(meta, values[base].meta["val"])))
                     continue
+                value = self.b.copy(self.env[x]) if x in self.placeholders else self.env[x]
                 if not fills(meta, spec):
                     spec = packed(meta, memory_order(meta))
                 self.graph.outputs.append(OutputSpec("tensor", tensor=spec))
-                results.append(self._to_memory(self.env[x], meta, spec).value)
+                results.append(self._to_memory(value, meta, spec).value)
         for i, value in self._writes.items():
             self.graph.writes.append(i)
             results.append(value.value)
         return results
 
-    def _shared_memory(self, values: Sequence[Any]) -> dict[torch.fx.Node, torch.fx.Node]:
-        """Outputs that show the same memory or a part of one: output -> the node whose memory it is, as in eager mode."""
+    def _shared_memory(self, values: Sequence[Any], written: Collection[torch.fx.Node]) -> dict[torch.fx.Node, torch.fx.Node]:
+        """Outputs that show the same memory or a part of one: output -> the node whose memory it is, as in eager mode.
+
+        Not so the outputs that show a `written` placeholder: they are what it was before.
+        """
         first: dict[int, torch.fx.Node] = {}
         for n in self.gm.graph.nodes:
             if n.op != "output" and (storage := _storage(n.meta.get("val"))) is not None:
@@ -216,14 +226,15 @@ class _Importer:
         out = {}
         for base, members in groups.items():
             value = base.meta["val"]
+            members = [x for x in members if x is base or _shows(x.meta["val"], value)]
             if base in self.placeholders:
                 # Views of an input: AOTAutograd makes them again from where they lie, backward graphs expect their strides.
-                out.update({x: base for x in members if x is not base and x.meta["val"].dtype == value.dtype})
+                out.update({x: base for x in members if x is not base and base not in written})
                 continue
             if not isinstance(self.env.get(base), T) or not fills(value, tensor_spec(value)):
                 continue
             if len(members) > 1 or not all(fills(x.meta["val"], tensor_spec(x.meta["val"])) for x in members):
-                out.update({x: base for x in members if x.meta["val"].dtype == value.dtype})
+                out.update(dict.fromkeys(members, base))
         return out
 
     def _to_memory(self, value: T, meta: torch.Tensor, spec: TensorSpec) -> T:
@@ -270,6 +281,8 @@ class _Importer:
             return lowering(self.b, n, *args, **kwargs)
         except Unsupported as e:
             return self._aten(n, args, kwargs, str(e))
+        except LeaveGraph:
+            raise
         except Exception as e:
             reason = e.reason if isinstance(e, CompileError) else f"{type(e).__name__}: {e}"
             raise CompileError(reason, node=n.format_node(), source=source_of(n), stage="import", origins=[n.name]) from e
@@ -337,9 +350,9 @@ class _Importer:
         call.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get(sizes)
         described = [TensorSpec(x.shape, (), x.dtype) for x in operands]
         source = source_of(n)
-        row_major = self._row_major(n)
+        strides = self._needed_strides(n, len(operands))
         self.graph.aten_calls.append(
-            AtenCall(name, n.target, arguments, described, specs, single, reason, n.name, source, row_major)
+            AtenCall(name, n.target, arguments, described, specs, single, reason, n.name, source, strides)
         )
         left = list(call.results)
         out: list[Any] = []
@@ -351,13 +364,15 @@ class _Importer:
             out.append(self.b.permute(T(left.pop(0), memory_sizes, spec.dtype), inverse(order)))
         return out[0] if single else out
 
-    def _row_major(self, n: torch.fx.Node) -> tuple[int, ...]:
-        """Which tensor operands of a node are row-major tensors, as the graph has it."""
+    def _needed_strides(self, n: torch.fx.Node, count: int) -> list[tuple[Extent, ...] | None]:
+        """For each tensor operand of a call its strides in the graph, if it is row-major there or the op goes by strides."""
         specs = []
         for x in torch.utils._pytree.tree_leaves((n.args, n.kwargs)):
             if isinstance(x, torch.fx.Node) and isinstance(self.env[x], (T, list)):
                 specs += [tensor_spec(v) for v in torch.utils._pytree.tree_leaves(x.meta["val"]) if isinstance(v, torch.Tensor)]
-        return tuple(i for i, s in enumerate(specs) if dense(s.shape, s.strides))
+        exact = n.target.namespace not in ("aten", "prims") or n.target in _BY_STRIDES  # type: ignore[union-attr]
+        assert len(specs) == count, f"{n.target}: {len(specs)} tensors in the graph, {count} operands"
+        return [s.strides if exact or dense(s.shape, s.strides) else None for s in specs]
 
     # Details
 
@@ -417,12 +432,32 @@ def _extents(n: torch.fx.Node) -> list[sympy.Expr]:
     return out
 
 
+def _shows(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether the view has the base's numbers as they are in memory, at a place that can be told."""
+    lazy = view.is_conj() != base.is_conj() or view.is_neg() != base.is_neg()
+    return not lazy and (view.dtype == base.dtype or same(normal(base.storage_offset()), 0))
+
+
+def _distance(view: torch.Tensor, base: torch.Tensor) -> Extent:
+    """Where the view begins after the base, in elements of the view."""
+    start = normal(base.storage_offset())
+    return normal(normal(view.storage_offset()) - (start if view.dtype == base.dtype else 0))  # type: ignore[operator]
+
+
 def _storage(value: Any) -> int | None:
     """Equal for (fake) tensors that share memory."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return None
     return value.untyped_storage()._cdata
 
+
+_BY_STRIDES = (
+    torch.ops.aten.as_strided.default,
+    torch.ops.aten.as_strided_copy.default,
+    torch.ops.aten.as_strided_scatter.default,
+    torch.ops.aten.mkldnn_rnn_layer.default,
+)
+"""Ops of ATen's whose result depends on the strides of their operands. Those of others (custom ones) may all be such."""
 
 _SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default, torch.ops.aten.sym_stride.int)
 

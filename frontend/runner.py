@@ -8,6 +8,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import CompileError
 from ..runtime.program import Program
@@ -15,6 +16,7 @@ from ..runtime.weights import WeightTable
 from .evaluate import evaluator
 from .imported import ImportedGraph, OutputSpec, TensorSpec
 from .philox import draw_seeds
+from .replay import replayer
 from .report import GraphReport
 
 _data_ptr = torch.Tensor.data_ptr
@@ -74,11 +76,23 @@ class Runner:
         if self.weights is not None:
             packed = self.weights.results(self._weights_of(inputs), self._weights_of(tensors))
             inputs += packed.addresses
-        self.program.run(inputs, list(map(_data_ptr, outputs)), sizes)
+        results = list(map(_data_ptr, outputs))
+        if (0 in inputs or 0 in results) and _are_fake(tensors, outputs):
+            return
+        self.program.run(inputs, results, sizes)
 
     def _pick(self, args: list[Any]) -> list[torch.Tensor]:
         """The tensors among the arguments, the graph's constants and the seeds, in the program's order."""
         return [args[i] for i in self.tensors]
+
+
+def _are_fake(tensors: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+    """Whether the call is about fake tensors, which have no memory: the outputs, fake as well, are all there is to it."""
+    if any(isinstance(t, FakeTensor) for t in outputs):
+        return True
+    if any(isinstance(t, FakeTensor) for t in tensors):
+        raise RuntimeError("a compiled graph was called with fake tensors outside of their mode")
+    return False
 
 
 def _size_reader(symbol: sympy.Symbol, graph: ImportedGraph) -> Callable[[list[Any]], int]:
@@ -109,6 +123,8 @@ def _output(spec: OutputSpec, graph: ImportedGraph) -> tuple[Callable[[list[Any]
         return lambda args, sizes: args[spec.input], False
     if spec.kind in ("view", "same"):
         return lambda args, sizes: None, False
+    if spec.replay is not None:
+        return replayer(spec.replay, graph.symbols), False
     if spec.kind != "tensor":
         if isinstance(spec.number, sympy.Expr):
             compute = evaluator([spec.number], graph.symbols)
@@ -134,14 +150,22 @@ def _view(spec: OutputSpec, graph: ImportedGraph) -> Callable[[torch.Tensor, Seq
     if spec.kind == "same":
         return lambda base, sizes: base
     assert spec.tensor is not None
-    n = len(spec.tensor.shape)
+    n, dtype = len(spec.tensor.shape), spec.tensor.dtype
     if all(isinstance(s, int) for s in (*spec.tensor.shape, *spec.tensor.strides, spec.offset)):
         shape, strides, offset = spec.tensor.shape, spec.tensor.strides, spec.offset
-        return lambda base, sizes: base.as_strided(shape, strides, base.storage_offset() + offset)  # type: ignore[operator]
+        return lambda base, sizes: _part(base, dtype, shape, strides, offset)  # type: ignore[arg-type]
     compute = evaluator([*spec.tensor.shape, *spec.tensor.strides, spec.offset], graph.symbols)
 
     def make(base: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         values = compute(sizes)
-        return base.as_strided(values[:n], values[n : 2 * n], base.storage_offset() + values[-1])
+        return _part(base, dtype, values[:n], values[n : 2 * n], values[-1])
 
     return make
+
+
+def _part(base: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:
+    """A view of the memory of `base`, `offset` elements of `dtype` after its first one."""
+    if base.dtype == dtype:
+        return base.as_strided(shape, strides, base.storage_offset() + offset)
+    start = base.storage_offset() * base.element_size() // dtype.itemsize + offset
+    return torch.empty(0, dtype=dtype).set_(base.untyped_storage(), start, shape, strides)  # type: ignore[call-overload]

@@ -11,33 +11,63 @@ from ...dialects import builders, own
 from ...dialects.mlir import arith, ir, tensor
 from ..extents import Extent, normal, product, same
 from ..graph_builder import GraphBuilder, T
-from ..registry import Unsupported, lowers
+from ..registry import LeaveGraph, Unsupported, lowers
 from .padding import extent
 from .scatter import write_at
 
 aten = torch.ops.aten
 
 
-def _storage(b: GraphBuilder, x: T, meta: torch.Tensor) -> T:
+def _storage(b: GraphBuilder, x: T, node: Any) -> T:
     """The elements of x in the order in which eager has them in memory."""
+    _check_inside(node)
+    meta = node.args[0].meta["val"]
     strides = [normal(s) for s in meta.stride()]
     if not all(isinstance(s, int) for s in strides):
         if not meta.is_contiguous():
-            raise Unsupported("as_strided of a tensor in an order known only at run time")
+            raise _left_to_aten(node, "as_strided of a tensor in an order known only at run time")
         return b.reshape(x, [product(x.shape)])
     order = sorted(range(x.rank), key=lambda d: (-strides[d], d))  # type: ignore[operator]
     sizes = [x.shape[d] for d in order]
     if not _row_major(sizes, [strides[d] for d in order]):
-        raise Unsupported("as_strided of a tensor with gaps")
+        raise _left_to_aten(node, "as_strided of a tensor with gaps")
     return b.reshape(b.permute(x, order), [product(x.shape)])
+
+
+def _check_inside(node: Any) -> None:
+    """Raises LeaveGraph for a view of memory that its operand does not cover; adds guards that it stays inside."""
+    meta = node.args[0].meta["val"]
+    size, stride, offset = _geometry(node)
+    if any(n == 0 for n in size):
+        return
+    first = 0 if offset is None else offset - meta.storage_offset()
+    last = first + sum((n - 1) * s for n, s in zip(size, stride))
+    covered = sum((n - 1) * s for n, s in zip(meta.shape, meta.stride()))
+    if first < 0 or last > covered:
+        raise LeaveGraph(f"{node.target} of memory outside of its operand", node=node.format_node())
+
+
+def _geometry(node: Any) -> tuple[Any, Any, Any]:
+    """Sizes, strides and offset of the view, as torch has them."""
+    names = [a.name for a in node.target._schema.arguments]
+    given = {**dict(zip(names, node.args)), **node.kwargs}
+    return torch.fx.node.map_arg((given["size"], given["stride"], given.get("storage_offset")), lambda n: n.meta["val"])
+
+
+def _left_to_aten(node: Any, reason: str) -> Exception:
+    """The call in its place sees the operand alone, so that offsets count from there."""
+    if _geometry(node)[2] is not None and not same(normal(node.args[0].meta["val"].storage_offset()), 0):
+        return LeaveGraph(reason, node=node.format_node())
+    return Unsupported(reason)
 
 
 def _row_major(sizes: Sequence[Extent], strides: Sequence[Extent]) -> bool:
     return all(same(n, 1) or same(st, product(sizes[d + 1 :])) for d, (n, st) in enumerate(zip(sizes, strides)))
 
 
-def _offset(offset: Any, meta: torch.Tensor) -> Extent:
+def _offset(offset: Any, node: Any) -> Extent:
     """Where the view begins, from the first element of the tensor."""
+    meta = node.args[0].meta["val"]
     return 0 if offset is None else normal(extent(offset) - normal(meta.storage_offset()))
 
 
@@ -52,9 +82,8 @@ def _place(b: GraphBuilder, at: Sequence[ir.Value], strides: Sequence[Extent], s
 
 @lowers(aten.as_strided.default, aten.as_strided_copy.default)
 def as_strided(b: GraphBuilder, node: Any, x: T, size: Any, stride: Any, offset: Any = None) -> T:
-    meta = node.args[0].meta["val"]
-    sizes, strides, start = [extent(s) for s in size], [extent(s) for s in stride], _offset(offset, meta)
-    flat = _storage(b, x, meta)
+    sizes, strides, start = [extent(s) for s in size], [extent(s) for s in stride], _offset(offset, node)
+    flat = _storage(b, x, node)
     count = product(sizes)
     if _row_major(sizes, strides):
         if same(count, flat.shape[0]):
@@ -72,10 +101,11 @@ def as_strided_scatter(
     b: GraphBuilder, node: Any, x: T, source: T, size: Any, stride: Any, offset: Any = None
 ) -> T:
     """Elementwise into consecutive elements of a contiguous tensor, otherwise one after the other."""
+    _check_inside(node)
     meta = node.args[0].meta["val"]
-    sizes, strides, start = [extent(s) for s in size], [extent(s) for s in stride], _offset(offset, meta)
+    sizes, strides, start = [extent(s) for s in size], [extent(s) for s in stride], _offset(offset, node)
     if not meta.is_contiguous():
-        raise Unsupported("as_strided_scatter into a tensor with gaps")
+        raise _left_to_aten(node, "as_strided_scatter into a tensor with gaps")
     total, count = product(x.shape), product(sizes)
     flat = b.reshape(b.convert(source, x.dtype), [count])
     if not _row_major(sizes, strides):

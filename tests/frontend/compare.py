@@ -21,10 +21,16 @@ OPTIONS: dict[str, Any] = {"strict": True}
 def replica(tree: Any, floats: torch.dtype | None = None) -> Any:
     """Copies of all tensors, storage by storage, so that layout and aliasing stay; floating-point ones in `floats`."""
     storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    done: dict[int, torch.Tensor] = {}
 
     def one(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
+        if id(x) not in done:  # the same tensor twice stays one
+            done[id(x)] = copy(x)
+        return done[id(x)]
+
+    def copy(x: torch.Tensor) -> torch.Tensor:
         old = x.detach()
         dtype = floats if floats is not None and old.is_floating_point() else old.dtype
         storage = old.untyped_storage()

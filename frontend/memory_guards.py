@@ -1,0 +1,87 @@
+"""Guards on where the arguments of a graph lie, for the graphs that this matters to.
+
+Dynamo recompiles when sizes, strides or dtypes change, and when one tensor is given twice. It takes no note of arguments that
+begin to overlap (`f(x[:9], y)`, then `f(x[:9], x[5:14])`), nor of storage offsets. The first is wrong in a graph that writes
+to an argument: AOTAutograd has ordered its reads and writes for the arguments it saw. The second is wrong in a graph with an
+`as_strided` whose offset counts from the start of the storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._dynamo.guards import _get_closure_vars
+from torch._guards import Guard, TracingContext
+
+MAX_TENSORS = 64
+"""A graph that writes to more arguments than these (a fused optimiser) has no guard on overlaps: it would take longer than ours."""
+
+
+def guard_memory(gm: torch.fx.GraphModule) -> None:
+    """Add guards for Dynamo's graph `gm`, which AOTAutograd has just traced. Parameters and buffers are left out."""
+    context = TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    if context is None or metadata is None:
+        return
+    sources = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        source = getattr(node, "_dynamo_source", None)
+        of_module = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+        is_tensor = isinstance(node.meta.get("example_value"), torch.Tensor)
+        if source is not None and is_tensor and not of_module and not source.is_ephemeral():
+            sources.append(source)
+    if not sources:
+        return
+    if any(i.mutates_data for i in metadata.input_info) and 1 < len(sources) <= MAX_TENSORS:
+        context.guards_context.dynamo_guards.add(Guard(sources[0], _Installer("overlaps", overlaps, sources)))
+    if any("as_strided" in str(n.target) for n in gm.graph.nodes):
+        context.guards_context.dynamo_guards.add(Guard(sources[0], _Installer("offsets", offsets, sources)))
+
+
+class _Installer:
+    """What Dynamo calls to make a guard: `describe` of the tensors has to stay what it is now."""
+
+    def __init__(self, name: str, describe: Any, sources: Sequence[Any]) -> None:
+        self.__name__ = f"mlirc_{name}"
+        self.__code__ = describe.__code__  # Dynamo sorts guards by line
+        self.describe = describe
+        self.sources = sources
+
+    def __call__(self, builder: Any, guard: Guard) -> None:
+        names = [s.name for s in self.sources]
+        expected = self.describe(*[builder.get(s) for s in self.sources])
+        code = [f"{self.__name__}({', '.join(names)}) == {expected!r}"]
+        closure = {**_get_closure_vars(), self.__name__: self.describe}
+        builder.add_python_lambda_leaf_guard_to_root(code, code, closure_vars=closure, is_epilogue=True)
+
+
+def offsets(*tensors: torch.Tensor) -> tuple[int, ...]:
+    """Where each tensor begins in its storage, in elements."""
+    return tuple([t.storage_offset() for t in tensors])
+
+
+def overlaps(*tensors: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
+    """(i, j, bytes from the start of tensor i to that of tensor j) for the pairs whose spans of memory overlap."""
+    spans = sorted([(t.data_ptr(), _end(t), i) for i, t in enumerate(tensors) if type(t) in _PLAIN and t.layout is torch.strided])
+    found = []
+    for k, (start, end, i) in enumerate(spans):
+        for later, _, j in spans[k + 1 :]:
+            if later >= end:
+                break
+            found.append((i, j, later - start))
+    return tuple(found)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _end(t: torch.Tensor) -> int:
+    """The address behind the last element."""
+    if t.is_contiguous():
+        return t.data_ptr() + t.nbytes
+    if not t.numel():
+        return t.data_ptr()
+    return t.data_ptr() + (1 + sum([(n - 1) * s for n, s in zip(t.shape, t.stride())])) * t.element_size()

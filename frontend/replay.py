@@ -1,0 +1,85 @@
+"""Outputs that are views of an input, made by the view ops of the graph on the input itself.
+
+AOTAutograd throws the output away and makes the view again. It goes by the memory of what it got, and an input that was written
+to is another tensor in the functional graph than in the call: without gaps, and at the start of its storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+import torch.utils._pytree as pytree
+
+from .evaluate import evaluator
+from .extents import normal, same
+
+
+@dataclass
+class Replay:
+    """View ops from an input to an output: (op, arguments after the tensor, keyword arguments), numbers as expressions."""
+
+    input: int
+    steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]
+
+
+def aliases_of_inputs(n_outputs: int) -> dict[int, int]:
+    """Graph output -> input that it is a view of, as AOTAutograd found for the graph that is being compiled."""
+    from torch._functorch._aot_autograd.schemas import OutputType
+
+    metadata = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
+    if metadata is None:
+        return {}
+    first = metadata.num_mutated_inp_runtime_indices
+    found = {first + i: o.base_idx for i, o in enumerate(metadata.output_info) if o.output_type is OutputType.alias_of_input}
+    return {i: base for i, base in found.items() if i < n_outputs}
+
+
+def replay_of(output: torch.fx.Node, place: torch.fx.Node, number: int) -> Replay | None:
+    """How `output` comes from the placeholder `place`, or from what is written to it; None if not by views alone."""
+    steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    n = output
+    while n is not place and _is_view(n):
+        numbers = torch.fx.node.map_arg((n.args[1:], n.kwargs), lambda a: _expr(a.meta.get("val")))
+        steps.append((n.target, *numbers))
+        n = n.args[0]  # type: ignore[assignment]
+    root, value = n.meta["val"], place.meta["val"]
+    same_sizes = len(root.shape) == len(value.shape) and all(same(normal(a), normal(b)) for a, b in zip(root.shape, value.shape))
+    if root.dtype != value.dtype or not same_sizes or not steps:
+        return None
+    return Replay(number, steps[::-1])
+
+
+def _is_view(n: torch.fx.Node) -> bool:
+    if n.op != "call_function" or not isinstance(n.target, torch._ops.OpOverload) or not isinstance(n.meta["val"], torch.Tensor):
+        return False
+    first = n.target._schema.arguments[0] if n.target._schema.arguments else None
+    alias = first.alias_info if first is not None else None
+    return alias is not None and not alias.is_write and n.target.namespace == "aten"
+
+
+def _expr(value: Any) -> Any:
+    return normal(value) if isinstance(value, torch.SymInt) else value
+
+
+def replayer(replay: Replay, symbols: Sequence[sympy.Symbol]) -> Callable[[list[Any], Sequence[int]], torch.Tensor]:
+    """A function from the arguments of a call, and the values of `symbols`, to the view."""
+    leaves, tree = pytree.tree_flatten([(args, kwargs) for _, args, kwargs in replay.steps])
+    targets = [t for t, _, _ in replay.steps]
+    places = [i for i, x in enumerate(leaves) if isinstance(x, sympy.Basic)]
+    compute = evaluator([leaves[i] for i in places], symbols) if places else None
+
+    def make(args: list[Any], sizes: Sequence[int]) -> torch.Tensor:
+        values = list(leaves)
+        for i, x in zip(places, compute(sizes) if compute else ()):
+            values[i] = x
+        out = args[replay.input]
+        for target, (rest, kwargs) in zip(targets, pytree.tree_unflatten(values, tree)):
+            out = target(out, *rest, **kwargs)
+        return out
+
+    return make

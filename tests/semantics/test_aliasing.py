@@ -1,0 +1,201 @@
+"""Outputs that are views of inputs, of each other, of intermediates; results that outlive later calls; odd inputs in memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mlirc.tests.semantics.agree import agree, compiled
+
+R = torch.randn
+MODES = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+
+
+def views_of_input(x):
+    return x, x[1:], x[:, ::2], x.t(), x.reshape(-1), x.view(-1, 2)[1:], x.unsqueeze(0).expand(3, -1, -1), x.diagonal(), x[1, 2]
+
+
+def views_of_intermediate(x):
+    y = x.exp()
+    return y, y[1:], y[:, ::2], y.t(), y.view(-1), y.diagonal(), y[0].expand(4, -1), y.detach()
+
+
+def only_parts_of_intermediate(x):
+    y, z, w = x.exp(), x * 2, x - 1
+    return y[1:], z[:, ::2], z[:, 1::2], w[2]
+
+
+def repeated(x):
+    y = x + 1
+    return [y, y], {"again": y, "view": y.t(), "input": x}, (x, x)
+
+
+def written_and_returned(x):
+    x.mul_(2)
+    y = x + 1
+    y[0] = 5
+    x[:, 1] = y[:, 2]
+    return x, x[1:], y, y.t(), x.t()[::2], y[:, 1::2]
+
+
+def split(x):
+    y = x.cos()
+    return y.chunk(3), x.split(2), torch.unbind(y, 1)[:2]
+
+
+def windows(x):  # not with gradients: AOTAutograd's as_strided adds up those of overlapping windows wrongly
+    y = x.cos()
+    return y.unfold(0, 2, 1), x.unfold(1, 2, 2)
+
+
+def as_other_type(x):
+    y = x + 1
+    return x.view(torch.int32), y.view(torch.int32), y, x.view(torch.uint8)
+
+
+FUNCTIONS = [views_of_input, views_of_intermediate, only_parts_of_intermediate, repeated, written_and_returned, split, windows, as_other_type]
+
+
+@MODES
+@pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
+def test_views(f, dynamic):
+    agree(f, R(6, 4), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("f", [views_of_input, views_of_intermediate, only_parts_of_intermediate, repeated, split], ids=lambda f: f.__name__)
+def test_views_with_gradients(f):
+    agree(f, R(6, 4, requires_grad=True))
+
+
+@MODES
+def test_gapped_view_of_an_input_that_is_written(dynamic):
+    """Inputs with gaps, offsets, in other orders; the views that are returned have gaps themselves."""
+
+    def f(x):
+        x.add_(1)
+        return x[::2, 1:], x.t()[1:], x[1:][:, ::3], x
+
+    base = R(12, 14)
+    for x in (base, base[1:, 3:], base[::2, ::2], base.t()[2:], base.as_strided((5, 6), (13, 2), 7)):
+        agree(f, x, dynamic=dynamic)
+
+
+def test_gapped_view_of_an_input_that_is_written_needs_gradients():
+    def f(x, w):
+        x.mul_(w)
+        return x[::2], x.t()[1:], x.sum()
+
+    agree(lambda a, w: f(a * 1, w), R(6, 4, requires_grad=True), R(4, requires_grad=True))
+    agree(f, R(6, 4), R(4, requires_grad=True))
+
+
+@MODES
+def test_a_view_of_the_input_at_an_offset(dynamic):
+    """AOTAutograd makes these views again, from memory that starts elsewhere than in the functional graph."""
+
+    def f(x, n):
+        x.add_(1)
+        return x[1:3], x.view(-1)[x.shape[1] :], x[:n]
+
+    for offset in (0, 1, 3):
+        agree(f, R(35 + offset)[offset:].view(5, 7), 2, dynamic=dynamic)
+
+
+def test_storage_offsets_that_change():
+    base = torch.arange(20.0)
+    f = agree(lambda x: x.as_strided((3,), (1,), 0) * 2, base[2:10])
+    for x in (base[:10], base[3:12], base[2:10]):
+        agree(lambda x: x.as_strided((3,), (1,), 0) * 2, x, ours=f)
+    f = agree(lambda x: x.as_strided((2, 3), (4, 2)) + 1, base[2:15])
+    for x in (base[:13], base[5:18]):
+        agree(lambda x: x.as_strided((2, 3), (4, 2)) + 1, x, ours=f)
+
+
+def test_results_keep_their_values():
+    """Nothing that a call returned changes in later calls, and nothing points into memory that is reused."""
+    f = compiled(lambda x: (x @ x.t(), x.exp()[1:], x.softmax(-1).t(), x.sort()[0], torch.cat([x, x]).split(20)))
+    held = []
+    for n in range(6):
+        x = R(20, 20) + n
+        held.append((f(x), [t.clone() for t in torch.utils._pytree.tree_leaves(f(x))]))
+    for out, copies in held:
+        for t, c in zip(torch.utils._pytree.tree_leaves(out), copies):
+            assert torch.equal(t, c)
+    for t in torch.utils._pytree.tree_leaves(held[0][0]):
+        t.fill_(7)  # results are the caller's, to write to
+    again = torch.utils._pytree.tree_leaves(f(x))
+    assert all(torch.equal(t, c) for t, c in zip(again, held[-1][1]))
+    assert all(torch.equal(t, c) for t, c in zip(torch.utils._pytree.tree_leaves(held[1][0]), held[1][1]))
+
+
+def test_results_as_arguments():
+    """A result that comes back as an argument, and is then overwritten by that call."""
+
+    def f(x, y):
+        y.copy_(x * 2 + y)
+        return x + y, y[1:]
+
+    ours = compiled(f)
+    state, other = R(6, 5), R(6, 5)
+    a, b = (state.clone(), other.clone()), (state.clone(), other.clone())
+    for _ in range(4):
+        x, part = ours(*a)
+        a = (x, a[1])
+        e, expected = f(*b)
+        b = (e, b[1])
+        torch.testing.assert_close((x, part), (e, expected))
+
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+def test_storage_offsets_of_one_element(dtype):
+    """Addresses that are aligned for one element and no more: elementwise, reduced, multiplied, written, returned."""
+
+    def f(x, y, w):
+        x.copy_(y.flip(0))
+        out = [x + y, x.sum(0), y.amax(1), y.t().contiguous(), torch.cat([x, y])]
+        if dtype != torch.bool:
+            out.append(x @ w)
+        return out
+
+    def odd(*shape):
+        n = shape[0] * shape[1]
+        values = R(n + 1) * 3
+        return (values > 0 if dtype == torch.bool else values.to(dtype))[1:].view(shape)
+
+    torch.manual_seed(0)
+    agree(f, odd(37, 33), odd(37, 33), odd(33, 40), calls=1)
+
+
+@MODES
+def test_strides_of_outputs(dynamic):
+    """Memory formats go through as in eager mode."""
+    image = R(2, 6, 5, 7).to(memory_format=torch.channels_last)
+    conv = torch.nn.Conv2d(6, 4, 3, padding=1).requires_grad_(False)
+
+    def f(x, y):
+        z = x * 2
+        return z, x + y, y + x, conv(x), z.permute(0, 2, 3, 1), torch.relu(x).flatten(2), z.mean((2, 3), keepdim=True), x.clone(), \
+            torch.nn.functional.max_pool2d(x, 2), torch.cat([x, x], 1), x.to(torch.float64), torch.empty_like(x).fill_(1)  # fmt: skip
+
+    agree(f, image, image.contiguous() if not dynamic else image.clone(), dynamic=dynamic)
+    volume = R(1, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d)
+    agree(lambda x: (x + 1, x.transpose(1, 2) * 2, x.contiguous(), x.sum(1)), volume, dynamic=dynamic)
+    agree(lambda x: (x + 1, x.t() + 1, x * x[:1], x.exp().t(), torch.zeros_like(x)), R(7, 5).t(), dynamic=dynamic)
+
+
+def test_outputs_that_are_arguments_or_constants():
+    agree(lambda x: x, R(3))
+    agree(lambda x, y: (y, x), R(3), R(4))
+    agree(lambda x: (None, 3, "text", x.shape, x.dtype, [x, (x + 1, {})]), R(3))
+    agree(lambda x: torch.ones(2, 3), R(3))
+    agree(lambda x: x.detach(), R(3))
+    agree(lambda x: (torch.arange(5), x[0:0], x.new_zeros(0, 4)), R(3))
+
+
+def test_scalars_and_empty_tensors():
+    agree(lambda x, y: (x + y, x * 2, y.sum(), x.add_(1), x[None], y.reshape(())), torch.tensor(2.0), torch.tensor([3.0]))
+    agree(lambda x: (x + 1, x.sum(), x.t(), x @ x.t(), x.add_(1), torch.cat([x, x])), R(0, 4))
+    agree(lambda x: (x.exp(), x.amax(1), x.softmax(0)), R(4, 0, 3).transpose(0, 1).contiguous()[:0])
