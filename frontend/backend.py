@@ -139,7 +139,9 @@ def _compile(
         tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
         n_outputs = sum(o.kind == "tensor" for o in graph.outputs)
         writes = [tensors.index(i) for i in graph.writes]
-        weights = [tensors.index(i) for i in weight_inputs(graph) if direction == "inference" and options.prepack]
+        # The places of parameters are those of the forward graph.
+        kept = weight_inputs(graph) if direction == "inference" and options.prepack else []
+        weights = [tensors.index(i) for i in kept]
         compiled = compile_graph(
             graph.module, [str(s) for s in graph.symbols], n_outputs, writes, target, options, observer, weights
         )

@@ -16,6 +16,7 @@ from ..dialects.mlir import arith, cf, ir, linalg, math, tensor
 from ..errors import CompileError
 from .dtypes import cast, compute_dtype, is_unsigned, mlir_type, scalar
 from .extents import Extent, normal, product, regroup, same
+from .registry import Unsupported
 
 MAX_CONCAT = 16
 """Inputs of one concatenation."""
@@ -36,9 +37,17 @@ class T:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number known only at run time: an `index` value and the expression that it stands for."""
+    """A number known only at run time: an `index` value and the expression that it stands for.
+
+    A lowering that wants to know it now raises Unsupported.
+    """
 
     expr: sympy.Expr
+
+    def __float__(self) -> float:
+        raise Unsupported("a number known only at run time")
+
+    __int__ = __float__  # type: ignore[assignment]
 
 
 Operand = T | Scalar | float | int | bool

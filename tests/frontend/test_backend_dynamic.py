@@ -81,6 +81,19 @@ def test_sizes_become_dynamic_by_themselves():
     assert counters["stats"]["unique_graphs"] == 2
 
 
+def of_a_number(x, w, n):
+    return x.var(0, correction=n), torch.var_mean(x, correction=n), torch.addmm(x, x, w, beta=n), x + n
+
+
+def test_numbers_as_arguments():
+    """A lowering that wants to know a number leaves the op to ATen."""
+    compiled = torch.compile(of_a_number, backend="mlirc", dynamic=True, options={"strict": True})
+    x, w = R(5, 7), R(7, 7)
+    for n in (2, 3):
+        torch.testing.assert_close(compiled(x, w, n), of_a_number(x, w, n))
+    assert "aten.addmm.default" in counters["mlirc_aten"] and "aten.var_mean.correction" not in counters["mlirc_aten"]
+
+
 def test_marked_dims():
     compiled = torch.compile(lambda x, w: (x @ w).relu(), backend="mlirc", options={"strict": True})
     w = R(16, 24)

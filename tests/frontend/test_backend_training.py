@@ -154,6 +154,13 @@ def test_gradients(name):
             close(f"gradient {n}", *parts, strides=False)
 
 
+def test_an_empty_batch():
+    module = torch.nn.BatchNorm2d(5).double()
+    x = torch.randn(0, 5, 2, 2, dtype=torch.float64, requires_grad=True)
+    torch.compile(module, backend="mlirc", options={"strict": True})(x).sum().backward()
+    assert x.grad.shape == x.shape and not module.weight.grad.any()
+
+
 def test_gradients_do_not_share_memory():
     f = torch.compile(lambda x, y: (x.view(-1) + y).sum(), backend="mlirc", options={"strict": True})
     x, y = G(3, 4), G(12)

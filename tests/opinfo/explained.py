@@ -48,6 +48,8 @@ CLASSES: dict[str, str] = {
     r"is a lazy conjugate": "complex numbers: Inductor calls ATen for most of these too",
     r"returns a tensor of torch\.complex": "complex numbers: Inductor calls ATen for most of these too",
     r"random numbers of": "draws that only ATen has, which keep to its generator",
+    r"known only at run time": "kernels need this number or size now: compiled for those that are known",
+    r"transposed convolution with both stride and dilation": "rare; Inductor calls ATen for convolutions",
     r"boolean mask": "what goes where depends on how many places before are set; Inductor calls ATen here too",
 }
 """Regular expression for our reason -> why that is one."""
