@@ -85,7 +85,7 @@ def of_a_number(x, w, n):
     return x.var(0, correction=n), torch.var_mean(x, correction=n), torch.addmm(x, x, w, beta=n), x + n
 
 
-def test_numbers_as_arguments():
+def test_numbers_that_a_lowering_wants_to_know():
     """A lowering that wants to know a number leaves the op to ATen."""
     compiled = torch.compile(of_a_number, backend="mlirc", dynamic=True, options={"strict": True})
     x, w = R(5, 7), R(7, 7)
