@@ -13,7 +13,7 @@ import torch
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, tensor
 from ..dtypes import cast, compute_dtype, scalar
-from ..extents import product
+from ..extents import product, same
 from ..graph_builder import GraphBuilder, T
 from ..registry import Unsupported, lowers
 from . import scalars as s
@@ -47,6 +47,8 @@ def index_select(b: GraphBuilder, node: Any, x: T, dim: int, index: T) -> T:
 
 @lowers(aten.gather.default)
 def gather(b: GraphBuilder, node: Any, x: T, dim: int, index: T, *, sparse_grad: bool = False) -> T:
+    if same(product(index.shape), 0):  # an empty index may have any rank
+        return b.full(out_shape(node), x.dtype, 0)
     # Numbers in tensors stand for one line.
     x, index = (b.reshape(t, [1]) if t.rank == 0 else t for t in (x, index))
     dim %= x.rank
