@@ -333,8 +333,20 @@ class _Loops:
                 self.env[lane] = Index(i, 1)
                 return self._element(phase, vs)
 
-            sets = [values[u * width : (u + 1) * width] for u in range(self.s.unroll)]
-            return [v for s in lane_loop(e, 0, self._size(e, lane), self.s.unroll, sets, element) for v in s]
+            def walk(begin: Number, end: Number, vs: Values) -> Values:
+                sets = [vs[u * width : (u + 1) * width] for u in range(self.s.unroll)]
+                return [v for s in lane_loop(e, begin, end, self.s.unroll, sets, element) for v in s]
+
+            size = self._size(e, lane)
+            sums = any(combiner(op).name == "arith.addf" for op in phase.reductions)
+            if not sums or (isinstance(size, int) and size <= 2 * SUM_BLOCK):
+                return walk(0, size, values)
+
+            def block(i: Number, totals: Values) -> Values:
+                parts = walk(i, e.math.minimum(e.math.add(i, SUM_BLOCK), size), flat)
+                return [_combine(phase.reductions[n % width], t, p) for n, (t, p) in enumerate(zip(totals, parts))]
+
+            return loop(e, 0, size, SUM_BLOCK, values, block)
 
         out = nest(list(classes), flat)
         for n, op in enumerate(phase.reductions):
@@ -380,6 +392,11 @@ class _Loops:
 
     def _publish(self, op: ir.Operation, value: ir.Value) -> None:
         self.e.known[op.results[0]] = lambda point: value
+
+
+SUM_BLOCK = 1 << 14
+"""Elements that are added up before the sum joins a larger one: the error of a long sum grows with the block and the number of
+blocks, not with the number of elements (Higham, "The accuracy of floating point summation", SIAM J. Sci. Comput. 14, 1993)."""
 
 
 def _multiply_add(total: ir.Value, acc: ir.Value) -> ir.Value:
