@@ -86,7 +86,7 @@ class Pool:
         self.workers = workers if workers > 0 else default_workers()
         self.timeout = timeout
         self.memory_mb = memory_mb
-        self._closed = False
+        self._closed = self._exiting = False
         self._reset()
         _pools.add(self)
 
@@ -140,14 +140,18 @@ class Pool:
                 if future in self._running:
                     self._running[future].kill()
 
-    def shutdown(self) -> None:
-        """Kill the workers. Jobs that wait are cancelled, jobs that run fail with kind `shutdown`."""
+    def shutdown(self, at_exit: bool = False) -> None:
+        """Kill the workers. Jobs that wait are cancelled, jobs that run fail with kind `shutdown`.
+
+        `at_exit`, no job comes to an end: only daemon threads can still wait for one, and Python ends those that wake up now
+        where they stand, which aborts the process if that is below C++ code (torch's, as a rule).
+        """
         with self._changed:
-            self._closed = True
+            self._closed, self._exiting = True, at_exit
             waiting, self._queue = self._queue, deque()
             processes, threads = list(self._processes), list(self._threads)
             self._changed.notify_all()
-        for job in waiting:
+        for job in waiting if not at_exit else ():
             job.future.cancel()
         for process in processes:
             process.kill()
@@ -175,6 +179,8 @@ class Pool:
                     self._discard(process)
                     process = self._spawn()
                 outcome = self._attempt(process, job)
+                if self._exiting:
+                    break
                 if not outcome.reusable:
                     self._discard(process)
                     process = None
@@ -319,7 +325,7 @@ def _after_fork_in_child() -> None:
 
 def _shutdown_all() -> None:
     for pool in list(_pools):
-        pool.shutdown()
+        pool.shutdown(at_exit=True)
 
 
 if hasattr(os, "register_at_fork"):
