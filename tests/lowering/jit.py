@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-import llvmlite.binding as llvm
 import numpy as np
 from torch_mlir.execution_engine import ExecutionEngine
 
@@ -12,6 +11,7 @@ from mlirc.dialects.mlir import ir
 from mlirc.lowering.codegen import emit_assembly, emit_object
 from mlirc.lowering.target import Target
 from mlirc.lowering.to_llvm import lower_to_llvm_ir
+from mlirc.runtime.loader import Library
 
 
 def _pointers(arrays: tuple[np.ndarray, ...]) -> list[ctypes.c_void_p]:
@@ -27,15 +27,11 @@ class Ours:
     """A module compiled by us for the host and loaded. Calls pass one pointer for each array."""
 
     def __init__(self, text: str) -> None:
-        code = emit_object(lower(text), Target.host())
-        machine = llvm.Target.from_default_triple().create_target_machine()
-        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-        self.engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        self.engine.finalize_object()
+        # Not with MCJIT: in a large process it ends up too far from its own data, and aborts.
+        self.library = Library({"module": emit_object(lower(text), Target.host())})
 
     def __call__(self, name: str, *arrays: np.ndarray) -> None:
-        address = self.engine.get_function_address(name)
-        ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(arrays))(address)(*_pointers(arrays))
+        ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(arrays))(self.library.address(name))(*_pointers(arrays))
 
 
 class Theirs:
