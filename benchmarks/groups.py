@@ -117,6 +117,7 @@ class _Kernel:
 def _kernels(gm: Any) -> list[_Kernel]:
     """The kernels without products of a graph, each as a graph of the nodes that its first call computes."""
     from mlirc.dialects.mlir import ir
+    from mlirc.dialects.own import load_for
     from mlirc.driver import run_graph_passes
     from mlirc.frontend.backend import weight_inputs
     from mlirc.frontend.imported import TensorSpec
@@ -137,6 +138,7 @@ def _kernels(gm: Any) -> list[_Kernel]:
             ir.FlatSymbolRefAttr(op.attributes["callee"]).value for op in function.regions[0].blocks[0].operations if op.name == "func.call"
         ]
         for k in kernels:
+            load_for(k.text)
             module = ir.Module.parse(k.text)
             kind = KernelFunction(st.operation(module.body.operations[0])).domain.kind
             calls = max(callees.count(k.name), 1)

@@ -39,7 +39,7 @@ def epilogue_ops(kernel: KernelFunction) -> int:
         if op == kernel.domain.anchor or op.name != "linalg.generic":
             continue
         for inner in op.regions[0].blocks[0].operations:
-            n += TRANSCENDENTAL if st.operation(inner).name.startswith("math.") else 1
+            n += TRANSCENDENTAL if st.operation(inner).name.startswith(("math.", "mlirc.")) else 1
     return n
 
 

@@ -415,7 +415,7 @@ def _dear(op: ir.Operation) -> bool:
     """Whether a value is worth a trip through the cache: transcendental functions, gathers, several operands."""
     names = [st.operation(o).name for o in op.regions[0].blocks[0].operations]
     cheap = {"math.absf", "math.fma", "math.sqrt"}
-    if any((n.startswith("math.") and n not in cheap) or n in ("tensor.extract", "arith.divf") for n in names):
+    if any((n.startswith(("math.", "mlirc.")) and n not in cheap) or n in ("tensor.extract", "arith.divf") for n in names):
         return True
     return len(st.inputs(op)) > 1 and len(names) > 2 or any(
         (p := st.owner(v)) is not None and st.kind(p) == "elementwise" and _dear(p) for v in st.inputs(op)

@@ -8,6 +8,7 @@ import torch
 
 from mlirc import driver
 from mlirc.dialects.mlir import PassManager, ir
+from mlirc.dialects.own import load_for
 from mlirc.lowering.bridge import to_llvm22
 from mlirc.lowering.codegen import emit_object
 from mlirc.lowering.target import Target
@@ -69,6 +70,7 @@ def amx(monkeypatch):
         out = []
         for n, k in enumerate(kernels):
             with ir.Context(), ir.Location.unknown():
+                load_for(k.text)
                 module = ir.Module.parse(k.text)
                 kernel = KernelFunction(module.body.operations[0].operation)
                 vectors = vectorize(kernel, select_strategy(kernel, target), f"kernel{n}")
