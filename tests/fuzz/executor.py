@@ -50,18 +50,17 @@ class Executor:
         self._ran += 1
         self._process.stdin.write(json.dumps({"source": source}).encode() + b"\n")
         self._process.stdin.flush()
-        line = self._answer()
+        line, ended = self._answer()
         if line.endswith(b"\n"):
             answer = json.loads(line)
             return answer["kind"], answer["message"]
-        alive = self._process.poll() is None
-        if alive:
+        if not ended:
             self._process.kill()
         code = self._process.wait()
         self._process = None
         self._errors.seek(0)
         last = self._errors.read().decode(errors="replace")[-2000:]
-        if alive and not line:
+        if not ended:
             return "timeout", f"no answer within {self.timeout:.0f} s"
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return "crash", f"{name}\n{last}"
@@ -91,8 +90,8 @@ class Executor:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)
         self._ran = 0
 
-    def _answer(self) -> bytes:
-        """One line, or what there is of it when time is up or the process has ended."""
+    def _answer(self) -> tuple[bytes, bool]:
+        """One line, or what there is of it when time is up or the process has ended; whether it has ended."""
         assert self._process is not None and self._process.stdout is not None
         end = time.monotonic() + self.timeout
         out = b""
@@ -101,9 +100,9 @@ class Executor:
             while not out.endswith(b"\n") and s.select(max(0.0, end - time.monotonic())):
                 piece = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not piece:
-                    break
+                    return out, True  # it may take a while yet until it can be waited for
                 out += piece
-        return out
+        return out, False
 
 
 def execute(source: str, name: str) -> tuple[str, str]:
