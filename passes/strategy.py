@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..dialects import builders, own
 from ..dialects.mlir import ir
+from . import structure as st
 
 if TYPE_CHECKING:
     from ..lowering.target import Target
@@ -59,6 +60,10 @@ class ContractionStrategy:
     """The reduction class that is walked in pairs of bf16 (`vdpbf16ps`)."""
     tiles: bool = False
     """Whether the product runs on AMX tiles."""
+    short_rows: int = 1
+    """The height of the second register tile where the number of rows is a symbol: a power of two, at least half of `rows`."""
+    looped_epilogue: bool = False
+    """Whether the epilogue is a loop over the rows of a tile, which are stored for it, instead of code for each of them."""
     grain: int = 1
     kind: str = "contraction"
 
@@ -270,7 +275,26 @@ def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     work = rows * columns * (n if dot is None else 1) // 8
     for c in r.reductions:
         work *= _known(d.sizes[c])
-    return ContractionStrategy(n, max(rows, 1), columns, r.row, r.lane, dot, pairs, tiles, max(1, WORK_PER_THREAD // max(work, 1)))
+    rows = max(rows, 1)
+    short = 1 << (-(-rows // 2) - 1).bit_length()
+    looped = rows * columns > 4 and dot is None and _epilogue_ops(kernel) > 12
+    grain = max(1, WORK_PER_THREAD // max(work, 1))
+    return ContractionStrategy(n, rows, columns, r.row, r.lane, dot, pairs, tiles, short, looped, grain)
+
+
+TRANSCENDENTAL = 16
+"""What a function such as exp counts as, in ops."""
+
+
+def _epilogue_ops(kernel: KernelFunction) -> int:
+    """How many ops an element of the result takes after the product, roughly."""
+    n = 0
+    for op in kernel.domain.loops:
+        if op == kernel.domain.anchor or op.name != "linalg.generic":
+            continue
+        for inner in op.regions[0].blocks[0].operations:
+            n += TRANSCENDENTAL if st.operation(inner).name.startswith(("math.", "mlirc.")) else 1
+    return n
 
 
 def pack_shape(target: Target) -> PackShape:

@@ -28,20 +28,6 @@ from .lanes import Index, Number, Point
 from .nest import Values, constant_mask, delinearize, lane_loop, loop
 from .roles import roles
 
-TRANSCENDENTAL = 16
-"""What a function such as exp counts as, in ops."""
-
-
-def epilogue_ops(kernel: KernelFunction) -> int:
-    """How many ops an element of the result takes after the product, roughly."""
-    n = 0
-    for op in kernel.domain.loops:
-        if op == kernel.domain.anchor or op.name != "linalg.generic":
-            continue
-        for inner in op.regions[0].blocks[0].operations:
-            n += TRANSCENDENTAL if st.operation(inner).name.startswith(("math.", "mlirc.")) else 1
-    return n
-
 
 def vectorize_contraction(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
     """Build the vector-dialect module of a kernel whose anchor is a contraction or convolution."""
@@ -102,12 +88,8 @@ class _Contraction:
 
     def _prepare(self) -> None:
         """What the body needs once, before its loops."""
-        if self._dear_epilogue():
+        if self.s.looped_epilogue:
             self._make_scratch(self.s.rows)
-
-    def _dear_epilogue(self) -> bool:
-        """Whether the epilogue had better be a loop over the rows of a tile than code for each of them."""
-        return self.s.rows * self.s.columns > 4 and self.s.dot is None and epilogue_ops(self.k) > 12
 
     def _make_scratch(self, rows: int) -> None:
         """Memory for the sums of one register tile, `width` apart."""
@@ -212,17 +194,13 @@ class _Contraction:
         lo = self._whole_tiles(lo, hi, tiles)
         self._short_tiles(lo, hi, size, first, masks, tiles)
 
-    def _half(self) -> int:
-        """The height of the second register tile of a symbolic number of rows: a power of two, at least half the first's."""
-        return 1 << (-(-self.s.rows // 2) - 1).bit_length()
-
     def _whole_tiles(self, lo: Number, hi: Number, tiles: Callable[[Number, Number, int], Number]) -> Number:
         """Full tiles, and one less of them where two of half height take its rows and the rest."""
         m, rows = self.e.math, self.s.rows
         left = m.sub(hi, lo)
         fitting = m.value(m.floordiv(left, rows))
         rest = m.value(m.mod(left, rows))
-        spared = m.value(m.ceildiv(m.maximum(m.sub(left, 2 * self._half()), 0), rows))
+        spared = m.value(m.ceildiv(m.maximum(m.sub(left, 2 * self.s.short_rows), 0), rows))
         even = arith.cmpi(arith.CmpIPredicate.eq, rest, m.value(0))
         count = arith.select(even, fitting, spared)
         return tiles(lo, m.add(lo, m.mul(count, rows)), rows)
@@ -232,7 +210,7 @@ class _Contraction:
         tiles: Callable[[Number, Number, int], Number],
     ) -> None:
         """Tiles of half height; the last one reaches back over rows that are done, and leaves them as they are."""
-        m, rows = self.e.math, self._half()
+        m, rows = self.e.math, self.s.short_rows
         enough = arith.cmpi(arith.CmpIPredicate.sge, m.value(size), m.value(rows))
         branch = scf.IfOp(enough, has_else=True)
         with ir.InsertionPoint(branch.then_block):
@@ -270,7 +248,7 @@ class _Contraction:
         order = sorted(self.r.reductions, key=lambda c: c == self.s.pairs)
         acc = self._reduce(order, rows, lanes, masks, [start] * (len(rows) * len(lanes)))
         m = e.math
-        if self._dear_epilogue():
+        if self.s.looped_epilogue:
             for i in range(len(rows)):
                 for j in range(len(lanes)):
                     vector.store(acc[i * len(lanes) + j], self.scratch, [m.value(i * self.width + j * e.lanes)])
