@@ -12,11 +12,11 @@ far below one where the group computes more than it moves.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import click
@@ -231,7 +231,7 @@ def _summary(rows: list[dict[str, Any]], backends: list[str]) -> str:
     for backend in backends:
         if backend != "mlirc":
             ratios = [r[f"{backend} ms"] / r["mlirc ms"] for r in rows]
-            text += f"; {math.exp(sum(map(math.log, ratios)) / len(ratios)):.2f}x {backend} (geometric mean), slowest {min(ratios):.2f}x"
+            text += f"; {geometric_mean(ratios):.2f}x {backend} (geometric mean), slowest {min(ratios):.2f}x"
     return text
 
 

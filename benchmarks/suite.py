@@ -11,7 +11,6 @@ first call's time above that of the aot_eager backend, which is torch's own shar
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import click
@@ -138,7 +138,7 @@ def _summary(rows: list[dict[str, Any]]) -> list[str]:
         line = f"{dtype:4} t{threads} {backend:18} right {sum(bool(r.get('same')) for r in members)}/{len(members)}"
         speedups = [r["speedup"] for r in members if r.get("same") and "speedup" in r]
         if speedups:
-            line += f", {math.exp(sum(map(math.log, speedups)) / len(speedups)):.2f}x eager (geometric mean), slowest {min(speedups):.2f}x"
+            line += f", {geometric_mean(speedups):.2f}x eager (geometric mean), slowest {min(speedups):.2f}x"
         lines.append(line)
     return lines
 

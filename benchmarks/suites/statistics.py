@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,8 +12,8 @@ from .rows import Row
 
 def geometric_mean(values: Iterable[float]) -> float | None:
     """The geometric mean of positive numbers; None of nothing."""
-    logs = [math.log(v) for v in values]
-    return math.exp(sum(logs) / len(logs)) if logs else None
+    numbers = list(values)
+    return statistics.geometric_mean(numbers) if numbers else None
 
 
 @dataclass
