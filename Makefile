@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 .PHONY: test demo suites opinfo fuzz numerics lint install clean
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 demo: $(STAMP)
 	$(BIN)/python -m mlirc.benchmarks.demo $(ARGS)
