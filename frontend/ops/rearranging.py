@@ -108,7 +108,7 @@ def triangle(b: GraphBuilder, node: Any, x: T, diagonal: Any = 0) -> T:
 # One tensor written into another
 
 
-def _write(b: GraphBuilder, x: T, source: T, dim: int, start: Extent, step: int) -> T:
+def _write(b: GraphBuilder, x: T, source: T, dim: int, start: Extent, step: Extent) -> T:
     """x with `source` at start, start + step, ... along `dim`."""
     length = source.shape[dim]
 
@@ -116,10 +116,8 @@ def _write(b: GraphBuilder, x: T, source: T, dim: int, start: Extent, step: int)
         i = arith.subi(at[dim], b.index(start))
         inside = arith.cmpi(INT.sge, i, builders.index(0))
         if step != 1:
-            inside = arith.andi(
-                inside, arith.cmpi(INT.eq, arith.remsi(i, builders.index(step)), builders.index(0))
-            )
-            i = arith.divsi(i, builders.index(step))
+            inside = arith.andi(inside, arith.cmpi(INT.eq, arith.remsi(i, b.index(step)), builders.index(0)))
+            i = arith.divsi(i, b.index(step))
         inside = arith.andi(inside, arith.cmpi(INT.slt, i, b.index(length)))
         at[dim] = arith.select(inside, i, builders.index(0))
         return arith.select(inside, tensor.extract(source.value, at), u)
@@ -129,7 +127,7 @@ def _write(b: GraphBuilder, x: T, source: T, dim: int, start: Extent, step: int)
 
 @lowers(aten.slice_scatter.default)
 def slice_scatter(
-    b: GraphBuilder, node: Any, x: T, source: T, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    b: GraphBuilder, node: Any, x: T, source: T, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> T:
     dim %= x.rank
     source = b.convert(source, x.dtype)
@@ -137,7 +135,7 @@ def slice_scatter(
         return source
     if same(source.shape[dim], 0):
         return x
-    return _write(b, x, source, dim, clamp_bound(start, x.shape[dim], 0), step)
+    return _write(b, x, source, dim, clamp_bound(start, x.shape[dim], 0), extent(step))
 
 
 @lowers(aten.select_scatter.default)
@@ -148,7 +146,7 @@ def select_scatter(b: GraphBuilder, node: Any, x: T, source: T, dim: int, index:
 
 
 @lowers(aten.slice_backward.default)
-def slice_backward(b: GraphBuilder, node: Any, grad: T, sizes: Any, dim: int, start: Any, end: Any, step: int) -> T:
+def slice_backward(b: GraphBuilder, node: Any, grad: T, sizes: Any, dim: int, start: Any, end: Any, step: Any) -> T:
     shape = out_shape(node)
     zeros = b.full(shape, grad.dtype, 0)
     dim %= grad.rank
@@ -159,7 +157,7 @@ def slice_backward(b: GraphBuilder, node: Any, grad: T, sizes: Any, dim: int, st
         low: list[Extent] = [begin if d == dim else 0 for d in range(grad.rank)]
         high = [s - low[d] - grad.shape[d] for d, s in enumerate(shape)]
         return b.pad(grad, low, high, 0)
-    return _write(b, zeros, grad, dim, begin, step)
+    return _write(b, zeros, grad, dim, begin, extent(step))
 
 
 @lowers(aten.select_backward.default)

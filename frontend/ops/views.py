@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.utils._sympy.functions import Max, Min
 
+from ...dialects.mlir import arith, ir, tensor
 from ..extents import Extent, floordiv, guards, normal, same
 from ..graph_builder import GraphBuilder, T
-from ..registry import Unsupported, lowers
+from ..registry import lowers
 from .padding import extent
 from .pointwise import out_shape
 
@@ -96,15 +97,20 @@ def clamp_bound(bound: Any, size: Extent, default: Extent) -> Extent:
 
 
 @lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
-def slice_(b: GraphBuilder, node: Any, x: T, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> T:
+def slice_(b: GraphBuilder, node: Any, x: T, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> T:
     dim %= x.rank
     shape = out_shape(node)
-    if not isinstance(step, int):
-        raise Unsupported("a slice whose step is known at run time only")
     if same(shape[dim], x.shape[dim]):
         return x
     offsets: list[Extent] = [0] * x.rank
     offsets[dim] = clamp_bound(start, x.shape[dim], 0)
+    if not isinstance(step, int):
+
+        def body(at: list[ir.Value]) -> ir.Value:
+            at[dim] = arith.addi(b.index(offsets[dim]), arith.muli(at[dim], b.index(extent(step))))
+            return tensor.extract(x.value, at)
+
+        return b.from_indices(shape, [], x.dtype, body)
     steps = [step if d == dim else 1 for d in range(x.rank)]
     return b.slice(x, offsets, shape, steps)
 
