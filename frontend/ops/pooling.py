@@ -200,7 +200,10 @@ def avg_pool(
     shape = [last.shape[0], *out, last.shape[-1]]
     total = b.window_reduce(shape, w.kernel, [(padded, w.map())], "add", d, lambda at, u: cast(u, x.dtype, d))
     count = _element_counts(b, w, last.shape[1:-1], out, include_pad, divisor, d)
-    divide = arith.divf if d.is_floating_point else arith.divsi
+
+    def divide(u: Value, n: Value) -> Value:
+        return arith.divf(u, n) if d.is_floating_point else s.divide_trunc(d, u, n)
+
     return _unbatched(b, b.pointwise(shape, [total, count], d, d, x.dtype, divide), single)
 
 

@@ -59,6 +59,13 @@ def test_pools_of_other_layouts_and_dtypes():
     matches(f, image().bfloat16())
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_means_of_integers_over_windows_of_unequal_size(dynamic):
+    """The lanes behind the last window have no elements to divide by."""
+    f = lambda x: [F.avg_pool1d(x, 3), F.avg_pool1d(x, 6, 3, 2, ceil_mode=True)]  # noqa: E731
+    matches(f, torch.randint(-99, 99, (2, 3, 9)), dynamic=dynamic)
+
+
 def test_adaptive_maxima():
     f = lambda x: F.adaptive_max_pool2d(x, (5, 3), return_indices=True)  # noqa: E731
     matches(f, torch.randn(2, 4, 7, 9))
