@@ -140,10 +140,12 @@ def compile_graph(
     one fails, with the FX nodes that it comes from as `origins`, and the other kernels that failed as `others`.
     """
     from .passes.build_plan import build_plan
+    from .passes.pack import WEIGHTS
 
     seconds: dict[str, float] = {}
     start = time.perf_counter()
     files = read_files(options.passes)
+    find_main(module).attributes[WEIGHTS] = ir.DenseI64ArrayAttr.get(list(weights))
     if files:
         module, kernels, files = _graph_passes_apart(module, writes, target, options, files)
         function = find_main(module)

@@ -20,6 +20,8 @@ from . import structure as st
 from .layouts import Layouts
 
 PASS_NAME = "mlirc-pack"
+WEIGHTS = "mlirc.weights"
+"""Of the graph's function: the arguments that hardly ever change, so that what is made of them is kept."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class PackShape:
     pairs: bool = False
 
 
+FEW = 5
+"""Rows from which on packing pays for itself within one call."""
+
 Packed = dict[tuple[object, ...], ir.Value]
 """What has been packed, and how: an operand of several contractions (the steps of a recurrent layer) is packed once."""
 
@@ -41,12 +46,21 @@ def pack(function: ir.Operation, shape: PackShape) -> None:
     """Rewrite the contractions and convolutions of the function's block."""
     layouts = Layouts(function)
     packed: Packed = {}
+    weights = _weights(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if st.kind(op) in ("contraction", "convolution"):
-            _pack(op, shape, layouts, packed)
+            _pack(op, shape, layouts, packed, weights)
 
 
-def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed) -> None:
+def _weights(function: ir.Operation) -> set[ir.Value]:
+    """The arguments that `mlirc.weights` names; all where it is not there."""
+    arguments = list(function.regions[0].blocks[0].arguments)
+    if WEIGHTS not in function.attributes:
+        return set(arguments)
+    return {arguments[i] for i in ir.DenseI64ArrayAttr(function.attributes[WEIGHTS])}
+
+
+def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, weights: set[ir.Value]) -> None:
     maps = st.maps(op)
     out = st.map_dims(maps[2])
     sizes = layouts.shapes.of(op.results[0])
@@ -58,7 +72,11 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed) 
     if used[0] == used[1]:
         return
     side = 0 if used[0] else 1
+    # What is packed in every call had better be read more often by the product than by the packing.
+    kept = layouts.of(op.operands[side]).root in weights or (_row_count(op, layouts, side) or FEW) >= FEW
     pair = _pair_loop(op, side, layouts) if shape.pairs else None
+    if pair is not None and not kept and layouts.of(op.operands[side]).strides[st.map_dims(maps[side]).index(lane)] == 1:
+        pair = None
     if pair is not None:
         _blocked(op, side, st.map_dims(maps[side]).index(lane), shape.block, layouts, packed, pair)
         return
@@ -69,7 +87,7 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed) 
         return
     at = dims.index(lane)
     layout = layouts.of(operand)
-    weight = st.owner(layout.root) is None
+    weight = kept and st.owner(layout.root) is None
     contiguous = layout.strides[at] == 1
     rows = [n for d, n in zip(out, sizes) if d != lane and d is not None and d not in dims]
     if contiguous and not weight:
@@ -107,23 +125,31 @@ def _pair_loop(op: ir.Operation, side: int, layouts: Layouts) -> int | None:
 
 
 def _few_rows(op: ir.Operation, layouts: Layouts, side: int) -> bool:
-    """Whether the rows are so few (known, at most 4) that the lanes had better run along a reduction.
+    """Whether the rows are so few (known, fewer than `FEW`) that the lanes had better run along a reduction.
 
     Then both operands have to be contiguous along it, as a weight [n, k] is.
     """
+    maps = [st.map_dims(m) for m in st.maps(op)]
+    rows = _row_count(op, layouts, side)
+    if rows is None or rows >= FEW or None in maps[0] or None in maps[1]:
+        return False
+    steps = [dict(zip(maps[i], layouts.of(op.operands[i]).strides)) for i in (0, 1)]
+    iterators = st.iterators(op)
+    return any(iterators[d] == "reduction" and steps[1].get(d) == 1 for d, n in steps[0].items() if n == 1)
+
+
+def _row_count(op: ir.Operation, layouts: Layouts, side: int) -> int | None:
+    """How many rows each vector of operand `side` serves; None where that is not known."""
     maps = [st.map_dims(m) for m in st.maps(op)]
     sizes = dict(zip(maps[2], layouts.shapes.of(op.results[0])))
     rows = 1
     for d in maps[1 - side]:
         if d in sizes and d not in maps[side]:
-            if not isinstance(sizes[d], int):
-                return False
-            rows *= sizes[d]
-    if rows > 4 or None in maps[0] or None in maps[1]:
-        return False
-    steps = [dict(zip(maps[i], layouts.of(op.operands[i]).strides)) for i in (0, 1)]
-    iterators = st.iterators(op)
-    return any(iterators[d] == "reduction" and steps[1].get(d) == 1 for d, n in steps[0].items() if n == 1)
+            n = sizes[d]
+            if not isinstance(n, int):
+                return None
+            rows *= n
+    return rows
 
 
 def _plain(m: ir.AffineMap) -> set[int]:

@@ -95,7 +95,7 @@ def arg_extremum(b: GraphBuilder, x: T, top: T, dim: int, keepdim: bool) -> T:
     return b.reduce(where, [dim], "min", keepdim, torch.int64)
 
 
-def _used(node: Any, i: int) -> bool:
+def is_used(node: Any, i: int) -> bool:
     """Whether result i of a node with several is read."""
     return any(len(user.args) > 1 and user.args[1] == i for user in node.users)
 
@@ -107,7 +107,7 @@ def max_dim(b: GraphBuilder, node: Any, x: T, dim: int, keepdim: bool = False) -
         return [x, b.full((), torch.int64, 0)]
     dim %= x.rank
     top = b.reduce(x, [dim], combine, True, x.dtype)
-    where = arg_extremum(b, x, top, dim, keepdim) if _used(node, 1) else None
+    where = arg_extremum(b, x, top, dim, keepdim) if is_used(node, 1) else None
     return [b.reshape(top, out_shape_of(node, 0)), where]
 
 
@@ -191,7 +191,7 @@ def vector_norm(
     return b.pointwise(total.shape, [total], d, d, out, lambda u: s.power_by(d, u, 1 / ord))
 
 
-def _finite_max(b: GraphBuilder, x: T, dims: Sequence[int], d: torch.dtype) -> T:
+def finite_max(b: GraphBuilder, x: T, dims: Sequence[int], d: torch.dtype) -> T:
     """The maximum, or 0 where it is infinite: subtracting it must not give NaN."""
     top = b.reduce(x, dims, "max", True, d)
     return b.pointwise(top.shape, [top], d, d, d, lambda m: arith.select(s.isinf(d, m), scalar(d, 0), m))
@@ -201,7 +201,7 @@ def _finite_max(b: GraphBuilder, x: T, dims: Sequence[int], d: torch.dtype) -> T
 def logsumexp(b: GraphBuilder, node: Any, x: T, dims: Any, keepdim: bool = False) -> T:
     out = out_dtype(node)
     d, dims = compute_dtype(out), all_dims(x, dims)
-    top = _finite_max(b, x, dims, d)
+    top = finite_max(b, x, dims, d)
     shifted = b.pointwise(x.shape, [x, top], d, d, d, arith.subf)
     total = b.reduce(shifted, dims, "add", True, d, math.exp)
     y = b.pointwise(total.shape, [total, top], d, d, out, lambda u, m: arith.addf(math.log(u), m))
@@ -213,7 +213,7 @@ def softmax(b: GraphBuilder, node: Any, x: T, dim: int, *_: Any, dtype: Any = No
     out = out_dtype(node)
     d = compute_dtype(out)
     safe = node.target is aten._safe_softmax.default  # a row of -inf only gives zeros
-    top = _finite_max(b, x, [dim], d) if safe else b.reduce(x, [dim], "max", True, d)
+    top = finite_max(b, x, [dim], d) if safe else b.reduce(x, [dim], "max", True, d)
     if node.target is aten._log_softmax.default:
         shifted = b.pointwise(x.shape, [x, top], d, d, d, arith.subf)
         total = b.reduce(shifted, [dim], "add", True, d, math.exp)
@@ -241,4 +241,4 @@ def softmax_backward(b: GraphBuilder, node: Any, grad: T, y: T, dim: int, input_
     return b.pointwise(y.shape, [grad, y, total], d, d, out, body)
 
 
-__all__ = ["all_dims", "arg_extremum", "centre", "count_of", "out_dtype", "out_shape_of", "square_sum"]
+__all__ = ["all_dims", "arg_extremum", "centre", "count_of", "finite_max", "is_used", "out_dtype", "out_shape_of", "square_sum"]

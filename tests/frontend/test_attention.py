@@ -1,0 +1,132 @@
+"""Scaled dot product attention: against eager in f64, with masks, odd lengths, gradients and symbolic lengths."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo.utils import same
+
+import mlirc
+from mlirc.frontend.ops import attention
+
+from .compare import compare
+
+LENGTHS = [(1, 1), (3, 17), (17, 3), (33, 33), (1, 65), (67, 197), (128, 128)]
+
+
+def heads(n: int, *, batch: int = 2, heads: int = 3, size: int = 16, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """[batch, heads, n, size], as a projection leaves it: heads next to each other."""
+    return torch.randn(batch, n, heads, size, dtype=dtype).transpose(1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("m,n", LENGTHS)
+def test_lengths(m: int, n: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    compare(F.scaled_dot_product_attention, heads(m, dtype=dtype), heads(n, dtype=dtype), heads(n, dtype=dtype))
+
+
+def test_no_call_is_left_to_aten() -> None:
+    q = heads(33, size=64)
+    report = mlirc.explain(F.scaled_dot_product_attention, q, q, q)
+    assert not [node for graph in report.graphs for node in graph.aten]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_causal(dtype: torch.dtype) -> None:
+    for m, n in LENGTHS:
+        compare(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), *(heads(x, dtype=dtype) for x in (m, n, n)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(17, 33), (2, 1, 1, 33), (2, 3, 17, 33), (1, 1, 17, 1)])
+def test_masks(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    q, k, v = heads(17, dtype=dtype), heads(33, dtype=dtype), heads(33, dtype=dtype)
+    compare(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), q, k, v, torch.randn(shape, dtype=dtype))
+    compare(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m, scale=0.3), q, k, v, torch.rand(shape) < 0.6)
+
+
+def test_queries_that_see_no_key() -> None:
+    mask = torch.rand(2, 1, 17, 33) < 0.5
+    mask[:, :, 3] = False
+    q, k, v = heads(17), heads(33), heads(33)
+    (out,) = compare(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), q, k, v, mask)
+    assert (out[:, :, 3] == 0).all()
+
+
+def test_large_and_infinite_values() -> None:
+    q, k, v = heads(9), heads(9), heads(9)
+    compare(F.scaled_dot_product_attention, 100 * q, 100 * k, v)
+    v[0, 0, 2, 3] = float("inf")
+    compare(F.scaled_dot_product_attention, q, k, v)
+
+
+def test_nan() -> None:
+    """It spreads as through the three parts; of a query of NaN, ATen's kernel makes zeros."""
+    q, k, v = heads(9), heads(9), heads(9)
+    q[0, 1, 2] = float("nan")
+    torch._dynamo.reset()
+    out = torch.compile(F.scaled_dot_product_attention, backend="mlirc")(q, k, v)
+    assert out[0, 1, 2].isnan().all() and out.isnan().sum() == 16
+    k[0, 0, 1] = float("nan")
+    out = torch.compile(F.scaled_dot_product_attention, backend="mlirc")(q, k, v)
+    assert out[0, 0].isnan().all() and out.isnan().sum() == 16 + 9 * 16
+
+
+def test_output_as_the_next_projection_wants_it() -> None:
+    q = heads(17)
+    compare(lambda q, k, v: F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 17, -1), q, q, q)
+    compare(lambda q, k, v: F.scaled_dot_product_attention(q, k, v).transpose(1, 2).view(2, 17, -1), q, q, q)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients(dtype: torch.dtype) -> None:
+    """The backward kernel is ATen's; it takes our logarithms of sums."""
+
+    def grads(f, dtype: torch.dtype) -> list[torch.Tensor]:  # noqa: ANN001
+        args = [a.detach().to(dtype).requires_grad_() for a in (q, k, v)]
+        f(*args, is_causal=True).square().sum().backward()
+        return [a.grad for a in args]  # type: ignore[misc]
+
+    torch.manual_seed(0)
+    q, k, v = heads(33, dtype=dtype), heads(33, dtype=dtype), heads(33, dtype=dtype)
+    torch._dynamo.reset()
+    compiled = torch.compile(F.scaled_dot_product_attention, backend="mlirc")
+    eager = F.scaled_dot_product_attention
+    assert same(grads(eager, dtype), grads(compiled, dtype), grads(eager, torch.float64), tol=1e-4 if dtype == torch.float32 else 2e-2)
+
+
+def test_lengths_that_change() -> None:
+    """One graph for all of them."""
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("mlirc")
+    f = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), backend=counter, dynamic=True)
+    for m, n in [(33, 33), (128, 128), (17, 65), (65, 17)]:
+        q, k, v = heads(m), heads(n), heads(n)
+        with torch.no_grad():
+            torch.testing.assert_close(f(q, k, v), F.scaled_dot_product_attention(q, k, v, is_causal=True), atol=1e-5, rtol=1e-5)
+    assert counter.frame_count <= 2
+
+
+def test_too_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then ATen's kernel runs, which keeps none; a symbolic length that grows past the limit compiles anew."""
+    monkeypatch.setattr(attention, "MAX_SCORES", 20000)
+    q = heads(128)
+    report = mlirc.explain(F.scaled_dot_product_attention, q, q, q)
+    (call,) = [node for graph in report.graphs for node in graph.aten]
+    assert "more than 20000 scores" in call.reason
+    torch._dynamo.reset()
+    f = torch.compile(F.scaled_dot_product_attention, backend="mlirc", dynamic=True)
+    for n in (33, 40, 128, 50, 200):
+        q = heads(n)
+        with torch.no_grad():
+            torch.testing.assert_close(f(q, q, q), F.scaled_dot_product_attention(q, q, q), atol=1e-5, rtol=1e-5)
+
+
+def test_no_elements() -> None:
+    for m, n in [(0, 5), (5, 0)]:
+        q, k = heads(m), heads(n)
+        torch._dynamo.reset()
+        got = torch.compile(F.scaled_dot_product_attention, backend="mlirc")(q, k, k)
+        torch.testing.assert_close(got, F.scaled_dot_product_attention(q, k, k), equal_nan=True)
