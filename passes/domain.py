@@ -8,7 +8,7 @@ classes, everything that it stores runs over the same space:
     rows          reductions: they all reduce the same classes (`inner`), keep the same (`rows`), and whatever else is
                   stored runs over rows, or over rows and inner
     contraction   one contraction or convolution, and stored values that run over exactly its parallel classes
-    concat        one tensor.concat of elementwise values
+    concat        one tensor.concat of elementwise or padded values
     scatter       one scatter of elementwise values; its loops are those of the updates
     scan          one scan of an elementwise value
 
@@ -192,7 +192,8 @@ def _analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st
     if anchors:
         return _contraction(domain, anchors[0], roots)
     if special:
-        if domain.reductions or roots != special or any(st.kind(o) == "pad" for o in real):
+        padded = any(st.kind(o) == "pad" for o in real) and st.kind(special[0]) != "concat"
+        if domain.reductions or roots != special or padded:
             raise Invalid(f"{special[0].name} takes only elementwise producers")
         domain.kind, domain.anchor = st.kind(special[0]), special[0]
         domain.rows = domain.classes(special[0])

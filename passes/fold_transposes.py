@@ -6,15 +6,19 @@
     %a = transpose %nhwc to nchw                %b' = generic relu(%nhwc)
     %b = generic relu(%a)                 ->    %b = transpose %b' to nchw
 
+    %a, %b = transpose %x, transpose %y         %c' = concat(%x, %y)
+    %c = concat(%a, %b)                   ->    %c = transpose %c'
+
 An elementwise op takes the dim order of its largest operand, so that a chain of channels-last convolutions stays
-channels-last and its ops fuse.
+channels-last and its ops fuse; a concatenation that of its operands, if they agree.
 """
 
 from __future__ import annotations
 
 from ..dialects import builders
-from ..dialects.mlir import ir
+from ..dialects.mlir import ir, tensor
 from . import structure as st
+from .layouts import Layouts
 
 PASS_NAME = "mlirc-fold-transposes"
 
@@ -24,6 +28,8 @@ def fold_transposes(function: ir.Operation) -> None:
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if op.name == "linalg.transpose":
             _compose(op)
+        elif op.name == "tensor.concat":
+            follow_operands(op, function)
         elif op.name == "linalg.generic":
             fold_operands(op)
             if st.kind(op) == "elementwise" and not st.uses_index(op):
@@ -87,6 +93,35 @@ def follow_operand(op: ir.Operation) -> None:
         new.results[0].set_type(new_init.type)
         back = builders.transpose(new.results[0], [order.index(d) for d in range(rank)], sizes)
     op.results[0].replace_all_uses_with(back)
+    op.erase()
+
+
+def follow_operands(op: ir.Operation, function: ir.Operation) -> None:
+    """Concatenate the sources of operands that are all transposed in the same way, and transpose the result."""
+    orders = []
+    for v in op.operands:
+        producer = st.owner(v)
+        if producer is None or producer.name != "linalg.transpose":
+            return
+        orders.append(st.integers(producer.attributes["permutation"]))
+    order = orders[0]
+    if any(o != order for o in orders):
+        return
+    layouts = Layouts(function)
+    with ir.InsertionPoint(op), op.location:
+        kind = op.results[0].type
+        # More may be known about a size than the type says, which has to stay.
+        sizes = [builders.index(s) if isinstance(s, int) and n < 0 else s for s, n in zip(layouts.values(op.results[0]), kind.shape)]
+        sources = [st.owner(v).operands[0] for v in op.operands]  # type: ignore[union-attr]
+        # Dim order[i] of the sources is dim i of what was concatenated.
+        back = [order.index(d) for d in range(len(order))]
+        flat = builders.tensor_type([kind.shape[i] for i in back], kind.element_type)
+        new = tensor.ConcatOp(flat, order[ir.IntegerAttr(op.attributes["dim"]).value], sources)
+        if "mlirc.sizes" in op.attributes:
+            texts = list(ir.ArrayAttr(op.attributes["mlirc.sizes"]))
+            new.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get([texts[i] for i in back])
+        result = builders.transpose(new.result, order, sizes)
+    op.results[0].replace_all_uses_with(result)
     op.erase()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..dialects import builders
 from ..dialects.mlir import ir
 from ..dialects.sizes import Extent, Sizes, normal, parse
 from . import structure as st
@@ -75,6 +76,11 @@ class Layouts:
             return False
         counts = [_product(self.shapes.of(v)) for v in (self.of(value).root, value)]  # type: ignore[arg-type]
         return normal(counts[0] - counts[1]) == 0  # type: ignore[operator]
+
+    def values(self, value: ir.Value) -> list[builders.Size]:
+        """The sizes of a tensor for an op that is built here: ints, and index values made at the insertion point."""
+        self.sizes.forget()
+        return [s if isinstance(s, int) else self.sizes.value(normal(s)) for s in self.shapes.of(value)]  # type: ignore[arg-type]
 
     def _view(self, value: ir.Value) -> Layout:
         op = st.owner(value)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from ..dialects import builders
 from ..dialects.mlir import arith, ir, tensor
-from ..dialects.sizes import normal
 from . import structure as st
 from .layouts import Layouts
 
@@ -165,7 +164,7 @@ def _widen_rows(op: ir.Operation, side: int, layouts: Layouts) -> None:
         return
     with ir.InsertionPoint(op), op.location:
         rank = len(st.shape(v))
-        sizes = _sizes(v, layouts)
+        sizes = layouts.values(v)
         init = builders.empty(sizes, acc)
         (wide,) = builders.generic(
             [v], [init], [builders.identity(rank)] * 2, "p" * rank, lambda x, _: [arith.extf(acc, x)]
@@ -185,16 +184,11 @@ def _retype(op: ir.Operation, side: int, acc: ir.Type) -> None:
             user.erase()
 
 
-def _sizes(value: ir.Value, layouts: Layouts) -> list[builders.Size]:
-    layouts.sizes.forget()
-    return [s if isinstance(s, int) else layouts.sizes.value(normal(s)) for s in layouts.shapes.of(value)]  # type: ignore[arg-type]
-
-
 def _transpose_only(op: ir.Operation, side: int, at: int, layouts: Layouts) -> None:
     """A copy with the lane dim last."""
     v = op.operands[side]
     with ir.InsertionPoint(op), op.location:
-        sizes = _sizes(v, layouts)
+        sizes = layouts.values(v)
         order = [d for d in range(len(sizes)) if d != at] + [at]
         init = builders.empty([sizes[d] for d in order], builders.element_type(v))
         rank = len(sizes)
@@ -234,7 +228,7 @@ def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts,
 
 def _copy_blocked(v: ir.Value, at: int, order: list[int], block: int, pairs: bool, layouts: Layouts) -> ir.Value:
     """The copy that `_blocked` reads, dims in the given order."""
-    sizes = _sizes(v, layouts)
+    sizes = layouts.values(v)
     n = sizes[at]
     assert isinstance(n, int)
     if n % block:

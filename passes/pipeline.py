@@ -17,6 +17,8 @@ from .layouts import Layouts
 from .materialize import materialize
 from .outline import Kernel, outline
 from .pack import pack
+from .pad_concats import pad_concats
+from .raise_collapses import raise_collapses
 from .sink_reshapes import sink_reshapes
 from .strategy import pack_shape
 
@@ -61,6 +63,17 @@ def _fold_transposes(graph: Graph) -> None:
     graph.clean()
 
 
+def _raise_collapses(graph: Graph) -> None:
+    raise_collapses(graph.function)
+    graph.clean()
+    _fold_transposes(graph)
+
+
+def _pad_concats(graph: Graph) -> None:
+    pad_concats(graph.function)
+    graph.clean()
+
+
 def _outline(graph: Graph) -> None:
     graph.kernels = outline(graph.function, graph.writes)
 
@@ -70,6 +83,8 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "canonicalize": Graph.clean,
     "fold-transposes": _fold_transposes,
     "sink-reshapes": _sink_reshapes,
+    "raise-collapses": _raise_collapses,
+    "pad-concats": _pad_concats,
     "materialize": lambda graph: materialize(graph.function, graph.writes),
     "pack": lambda graph: pack(graph.function, pack_shape(graph.target)),
     "fusion": lambda graph: fuse(graph.function, Layouts(graph.function).shapes),

@@ -94,3 +94,32 @@ def test_contractions_read_transposed_weights():
         """,
         clean=True,
     )
+
+
+def test_a_concatenation_keeps_the_layout_of_its_operands():
+    nchw, nhwc, both = "tensor<1x3x5x7xf32>", "tensor<1x5x7x3xf32>", "tensor<1x6x5x7xf32>"
+    body = transpose("%a", "%x", nhwc, nchw, [0, 3, 1, 2]) + transpose("%b", "%y", nhwc, nchw, [0, 3, 1, 2])
+    body += f"%c = tensor.concat dim(1) %a, %b {{mlirc.sizes = [\"1\", \"6\", \"5\", \"7\"]}} : ({nchw}, {nchw}) -> {both}\n"
+    check(
+        function([("%x", nhwc), ("%y", nhwc)], body, [("%c", both)]),
+        fold_transposes,
+        """
+        CHECK: %[[C:.*]] = tensor.concat dim(3) %arg0, %arg1 {mlirc.sizes = ["1", "5", "7", "6"]}
+        CHECK-SAME: -> tensor<1x5x7x6xf32>
+        CHECK: %[[T:.*]] = linalg.transpose ins(%[[C]] : {{.*}} permutation = [0, 3, 1, 2]
+        CHECK: return %[[T]]
+        """,
+        clean=True,
+    )
+
+
+def test_a_concatenation_of_different_layouts_stays():
+    nchw, nhwc, both = "tensor<1x3x5x7xf32>", "tensor<1x5x7x3xf32>", "tensor<1x6x5x7xf32>"
+    body = transpose("%a", "%x", nhwc, nchw, [0, 3, 1, 2])
+    body += f"%c = tensor.concat dim(1) %a, %y : ({nchw}, {nchw}) -> {both}\n"
+    check(
+        function([("%x", nhwc), ("%y", nchw)], body, [("%c", both)]),
+        fold_transposes,
+        "CHECK: %[[A:.*]] = linalg.transpose\nCHECK: tensor.concat dim(1) %[[A]], %arg1\nCHECK-NOT: linalg.transpose\nCHECK: return",
+        clean=True,
+    )

@@ -1,0 +1,75 @@
+"""Elementwise ops behind the merged result of a product run in the product's loops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mlirc.passes.raise_collapses import raise_collapses
+from mlirc.tests.frontend.elementwise import matches
+from mlirc.tests.passes.graph_text import check, function, generic, matmul
+
+DEEP, FLAT = "tensor<4x8xf32>", "tensor<32xf32>"
+PRODUCT = matmul("%p", "%x", "%y", 4, 16, 8)
+ARGUMENTS = [("%x", "tensor<4x16xf32>"), ("%y", "tensor<16x8xf32>")]
+COLLAPSE = f"%c = tensor.collapse_shape %p [[0, 1]] : {DEEP} into {FLAT}\n"
+
+
+def test_a_chain_is_computed_in_the_loops_of_the_product():
+    body = PRODUCT + COLLAPSE + generic("%a", [("%c", FLAT)], FLAT) + generic("%b", [("%a", FLAT), ("%c", FLAT)], FLAT, body="arith.mulf")
+    check(
+        function(ARGUMENTS, body, [("%b", FLAT)]),
+        raise_collapses,
+        """
+        CHECK: %[[P:.*]] = linalg.generic
+        CHECK: %[[A:.*]] = linalg.generic
+        CHECK-SAME: ins(%[[P]] : tensor<4x8xf32>) outs(%{{.*}} : tensor<4x8xf32>)
+        CHECK: %[[B:.*]] = linalg.generic
+        CHECK-SAME: ins(%[[A]], %[[P]] : tensor<4x8xf32>, tensor<4x8xf32>)
+        CHECK: %[[C:.*]] = tensor.collapse_shape %[[B]]
+        CHECK: return %[[C]]
+        """,
+        clean=True,
+    )
+
+
+def test_broadcasts_over_the_merged_dims_are_kept():
+    three, two = "tensor<4x2x4xf32>", "tensor<8x4xf32>"
+    multiply = "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32"
+    kinds = [("%x", "tensor<4x16xf32>"), ("%y", "tensor<16x2x4xf32>")]
+    body = generic("%p", kinds, three, ["i, l", "l, j, k", "i, j, k"], multiply, "pppr", "ijkl", "0.0", "contraction")
+    body += f"%c = tensor.collapse_shape %p [[0, 1], [2]] : {three} into {two}\n"
+    body += generic("%a", [("%c", two), ("%v", "tensor<4xf32>")], two, ["i, j", "j", "i, j"], "arith.addf")
+    check(
+        function([*kinds, ("%v", "tensor<4xf32>")], body, [("%a", two)]),
+        raise_collapses,
+        """
+        CHECK: %[[P:.*]] = linalg.generic
+        CHECK: %[[A:.*]] = linalg.generic
+        CHECK-SAME: ins(%[[P]], %arg2 : tensor<4x2x4xf32>, tensor<4xf32>)
+        CHECK: tensor.collapse_shape %[[A]]
+        """,
+        clean=True,
+    )
+
+
+@pytest.mark.parametrize("case", ["other merged operand", "no product"])
+def test_what_stays(case):
+    if case == "no product":
+        body = generic("%p", [("%z", DEEP)], DEEP) + COLLAPSE + generic("%a", [("%c", FLAT)], FLAT)
+        arguments = [("%z", DEEP)]
+    else:
+        body = PRODUCT + COLLAPSE + generic("%a", [("%c", FLAT), ("%v", FLAT)], FLAT, body="%o = arith.addf %a0, %a1 : f32")
+        arguments = [*ARGUMENTS, ("%v", FLAT)]
+    check(function(arguments, body, [("%a", FLAT)]), raise_collapses, "CHECK: tensor.collapse_shape\nCHECK: linalg.generic\nCHECK-NOT: tensor.collapse", clean=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_transposed_convolution_with_its_activation(dtype, dynamic):
+    module = nn.ConvTranspose2d(6, 21, 2, 2).eval().to(dtype)
+    x, y = torch.randn(2, 6, 5, 7, dtype=dtype), torch.randn(2, 3, 10, 14, dtype=dtype)
+    with torch.no_grad():
+        matches(lambda x, y: torch.cat([F.silu(module(x)), y], 1), x, y, dynamic=dynamic, factor=4)
