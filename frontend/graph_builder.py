@@ -129,6 +129,10 @@ class GraphBuilder:
             return cast(i, torch.int64, dtype)
         return cast(self._real(x.expr), torch.float64, dtype)
 
+    def factor(self, x: Scalar | float, dtype: torch.dtype) -> ir.Value:
+        """A number of either kind, as a scalar of `dtype`."""
+        return self.number(x, dtype) if isinstance(x, Scalar) else scalar(dtype, x)
+
     def _real(self, expr: sympy.Expr) -> ir.Value:
         """An f64 for an expression of Python floats and sizes."""
         name = type(expr).__name__

@@ -25,12 +25,12 @@ def bmm(b: GraphBuilder, node: Any, x: T, w: T) -> T:
 
 
 @lowers(aten.addmm.default)
-def addmm(b: GraphBuilder, node: Any, bias: T, x: T, w: T, *, beta: float = 1, alpha: float = 1) -> T:
+def addmm(b: GraphBuilder, node: Any, bias: T, x: T, w: T, *, beta: Any = 1, alpha: Any = 1) -> T:
     product = b.contract(x, w, ("mk", "kn", "mn"), (x.shape[0], w.shape[1]))
     return add_scaled(b, product, bias, alpha, beta, compute_dtype(x.dtype), x.dtype)
 
 
 @lowers(aten.baddbmm.default)
-def baddbmm(b: GraphBuilder, node: Any, bias: T, x: T, w: T, *, beta: float = 1, alpha: float = 1) -> T:
+def baddbmm(b: GraphBuilder, node: Any, bias: T, x: T, w: T, *, beta: Any = 1, alpha: Any = 1) -> T:
     product = b.contract(x, w, ("bmk", "bkn", "bmn"), (x.shape[0], x.shape[1], w.shape[2]))
     return add_scaled(b, product, bias, alpha, beta, compute_dtype(x.dtype), x.dtype)

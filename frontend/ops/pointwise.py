@@ -47,15 +47,21 @@ def apply(b: GraphBuilder, node: torch.fx.Node, args: list[Operand], raw: list[A
 
 
 def add_scaled(
-    b: GraphBuilder, x: T, y: T, alpha: float, beta: float, compute: torch.dtype, out: torch.dtype
+    b: GraphBuilder, x: T, y: T, alpha: Scalar | float, beta: Scalar | float, compute: torch.dtype, out: torch.dtype
 ) -> T:
-    """alpha * x + beta * y over the shape of x. With beta = 0, y is not read (NaN in it is ignored)."""
+    """alpha * x + beta * y over the shape of x. With beta = 0, NaN in y is ignored."""
     if beta == 0:
         return b.pointwise(x.shape, [x, alpha], compute, compute, out, lambda u, a: mul(compute, u, a))
 
     def body(u: ir.Value, v: ir.Value) -> ir.Value:
-        u = u if alpha == 1 else mul(compute, u, scalar(compute, alpha))
-        v = v if beta == 1 else mul(compute, v, scalar(compute, beta))
+        u = u if alpha == 1 else mul(compute, u, b.factor(alpha, compute))
+        if beta == 1:
+            return add(compute, u, v)
+        factor = b.factor(beta, compute)
+        v = mul(compute, v, factor)
+        if isinstance(beta, Scalar):
+            zero = scalar(compute, 0)
+            v = arith.select(s.ne(compute, factor, zero), v, zero)
         return add(compute, u, v)
 
     return b.pointwise(x.shape, [x, y], compute, compute, out, body)
@@ -161,24 +167,16 @@ def logical(b: GraphBuilder, node: Any, *args: T) -> T:
     return b.pointwise(out_shape(node), args, torch.bool, torch.bool, torch.bool, LOGICAL[node.target])
 
 
-def _number(x: Any, what: str) -> Any:
-    """An argument that has to be known now."""
-    if isinstance(x, (Scalar, T)):
-        raise Unsupported(f"{what} known only at run time")
-    return x
-
-
 @lowers(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar)
 def add_sub(b: GraphBuilder, node: Any, x: Operand, y: Operand, alpha: Any = 1) -> T:
-    alpha = _number(alpha, "alpha")
     packet = node.target.overloadpacket
     op = add if packet is aten.add else sub
 
     def body(d: torch.dtype, u: ir.Value, v: ir.Value) -> ir.Value:
         if packet is aten.rsub:
-            u, v = v, u if alpha == 1 else mul(d, u, scalar(d, alpha))
+            u, v = v, u if alpha == 1 else mul(d, u, b.factor(alpha, d))
         elif alpha != 1:
-            v = mul(d, v, scalar(d, alpha))
+            v = mul(d, v, b.factor(alpha, d))
         return op(d, u, v)
 
     return apply(b, node, [x, y], list(node.args[:2]), Kind.DEFAULT, body)
@@ -247,11 +245,10 @@ def masked_fill(b: GraphBuilder, node: Any, x: T, mask: T, value: Operand) -> T:
 
 @lowers(aten.addcmul.default, aten.addcdiv.default)
 def addcmul(b: GraphBuilder, node: Any, x: T, y: T, z: T, *, value: Any = 1) -> T:
-    value = _number(value, "value")
     op = arith.divf if node.target is aten.addcdiv.default else None
 
     def body(d: torch.dtype, u: ir.Value, v: ir.Value, w: ir.Value) -> ir.Value:
-        v = v if value == 1 else mul(d, scalar(d, value), v)
+        v = v if value == 1 else mul(d, b.factor(value, d), v)
         return add(d, u, op(v, w) if op else mul(d, v, w))
 
     return apply(b, node, [x, y, z], list(node.args[:3]), Kind.DEFAULT, body)

@@ -10,9 +10,9 @@ import torch
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, tensor
 from ..dtypes import cast, compute_dtype, scalar
-from ..extents import Extent, floordiv, product, same
+from ..extents import Extent, floordiv, normal, product, same
 from ..graph_builder import GraphBuilder, T
-from ..registry import Unsupported, lowers
+from ..registry import lowers
 from .padding import extent
 from .pointwise import out_shape
 from .views import clamp_bound, position
@@ -43,20 +43,18 @@ def roll(b: GraphBuilder, node: Any, x: T, shifts: Any, dims: Any = ()) -> T:
 
 
 def _roll(b: GraphBuilder, x: T, shifts: Sequence[Extent], dims: Sequence[int]) -> T:
-    if not all(isinstance(s, int) for s in shifts):
-        raise Unsupported("roll by an amount known only at run time")
-    total = {d: 0 for d in dims}
+    total: dict[int, Extent] = {d: 0 for d in dims}
     for d, s in zip(dims, shifts):
-        total[d] += s  # type: ignore[operator]
+        total[d] = normal(total[d] + s)
 
     def body(at: list[ir.Value]) -> ir.Value:
         for d, shift in total.items():
             size = x.shape[d]
-            if isinstance(size, int):
+            if isinstance(size, int) and isinstance(shift, int):
                 size, amount = b.index(size), builders.index(shift % max(size, 1))
             else:
                 size = b.index(size)
-                amount = arith.remsi(builders.index(shift), size)
+                amount = arith.remsi(b.index(shift), size)
                 amount = arith.select(
                     arith.cmpi(INT.slt, amount, builders.index(0)), arith.addi(amount, size), amount
                 )

@@ -144,3 +144,22 @@ def test_steps_known_at_run_time():
     x = R(7, 9, requires_grad=True)
     for n in (3, 2):
         compare(f, x, n, compiled=compiled)
+
+
+def test_factors_and_amounts_known_at_run_time():
+    """Integers and floats (a learning rate that changes): one graph, in kernels."""
+
+    def f(x, n, a):
+        out = [torch.add(x, x * 2, alpha=a), torch.sub(x, 3, alpha=n), torch.rsub(x, x * 2, alpha=n), x.addcmul(x, x, value=a)]
+        out += [x.roll(n, 0), x.roll((-n, n), (1, 0)), x.roll(n), torch.roll(x, x.shape[1] // 2, 1)]
+        return [*out, torch.addmm(x, x, x.t() @ x, beta=a, alpha=n), torch.baddbmm(x[None], x[None], (x.t() @ x)[None], beta=n, alpha=a)]
+
+    compiled = torch.compile(f, backend="mlirc", dynamic=True, options={"strict": True, "fallback": False})
+    for n, a in ((3, 0.5), (2, 0.0), (19, -1.5)):
+        compare(f, R(7, 9), n, a, compiled=compiled)
+    x = R(7, 9)
+    x[0, 0] = float("nan")
+    g = lambda x, y, a: torch.addmm(x, y, y.t() @ y, beta=a)  # noqa: E731 - what is taken zero times is not read
+    compiled = torch.compile(g, backend="mlirc", dynamic=True, options={"strict": True, "fallback": False})
+    for a in (0.5, 0.0):
+        compare(g, x, R(7, 9), a, compiled=compiled)
