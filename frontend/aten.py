@@ -82,6 +82,7 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
             if place is None or result is None:  # None: a result that the graph describes and the op does not make
                 continue
             slot, spec = place
+            _check(call, result, tuple(frame.size(s) for s in spec.shape), spec.dtype)
             strides = tuple(frame.size(s) for s in spec.strides)
             if _inside(result, tensors) or _is_lazy(result):
                 result = torch.empty_strided(tuple(result.shape), strides, dtype=spec.dtype).copy_(result)
@@ -115,6 +116,13 @@ def _laid_out(t: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     for d, s in enumerate(strides):
         once = once.narrow(d, 0, 1) if s == 0 and t.shape[d] > 1 else once
     return torch.empty_strided(tuple(once.shape), tuple(strides), dtype=t.dtype).copy_(once).expand(t.shape)
+
+
+def _check(call: AtenCall, result: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Kernels read as much as the op's meta function has said that there is."""
+    if result.shape != shape or result.dtype != dtype:
+        described = f"its meta function describes {dtype} {list(shape)}"
+        raise RuntimeError(f"{call.target} returned a tensor of {result.dtype} {list(result.shape)}, where {described}")
 
 
 def _inside(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:

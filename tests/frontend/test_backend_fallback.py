@@ -259,3 +259,16 @@ def test_ops_with_effects():
     for bad, what in ((torch.zeros(4, 4), "linalg.inv"), (torch.full((4, 4), float("nan")), "linalg")):
         with pytest.raises(torch.linalg.LinAlgError, match=what):
             torch.compile(f, backend="mlirc", options={"strict": True})(bad)
+
+
+def test_an_op_whose_meta_function_is_wrong():
+    """An error, where kernels would read what is not there."""
+
+    @torch.library.custom_op("mlirc_test::short", mutates_args=())
+    def short(x: torch.Tensor) -> torch.Tensor:
+        return x[:3].clone()
+
+    short.register_fake(lambda x: torch.empty_like(x))
+    compiled = torch.compile(lambda x: short(x) * 2, backend="mlirc")
+    with pytest.raises(RuntimeError, match=r"mlirc_test.short.default returned a tensor of torch.float32 \[3\], where .* \[900\]"):
+        compiled(R(900))
