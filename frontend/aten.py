@@ -59,7 +59,8 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
     outputs: list[tuple[int, TensorSpec] | None] = []
     places = iter(planned.results)
     for spec in call.results:
-        outputs.append(None if spec is None else (next(places), _local_spec(spec)))
+        slot = None if spec is None else next(places)
+        outputs.append(None if spec is None or slot is None else (slot, _local_spec(spec)))
     target = call.target
 
     def step(frame: Frame) -> None:
@@ -79,7 +80,7 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
         got = target(*args, **kwargs)
         results = [got] if call.single else got
         for result, place in zip(results, outputs):
-            if place is None or result is None:  # None: a result that the graph describes and the op does not make
+            if place is None or result is None:  # read by nobody, or described by the graph and not made by the op
                 continue
             slot, spec = place
             _check(call, result, tuple(frame.size(s) for s in spec.shape), spec.dtype)

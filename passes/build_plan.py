@@ -44,7 +44,7 @@ class HostCall:
 
     name: str
     operands: list[Operand]
-    results: list[int]
+    results: list[int | None]
 
 
 @dataclass
@@ -184,8 +184,11 @@ class _Planner:
         for v in op.operands:
             layout = self.layouts.of(v)
             operands.append(Operand(self._pointer(v, step), list(self.layouts.shapes.of(v)), list(layout.strides)))  # type: ignore[arg-type]
-        results = []
+        results: list[int | None] = []
         for r in op.results:
+            if next(iter(r.uses), None) is None:
+                results.append(None)
+                continue
             self.place[r] = Buffer("host", self.hosts)
             results.append(self.hosts)
             self.hosts += 1
