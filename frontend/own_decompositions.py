@@ -114,7 +114,25 @@ def repeat_interleave(repeats: torch.Tensor, output_size: Any = None) -> Any:
     return torch.searchsorted(repeats.cumsum(0), torch.arange(output_size), right=True).to(repeats.dtype)
 
 
+def embedding_bag(
+    weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, scale_grad: bool = False, mode: int = 0, sparse: bool = False,
+    factors: torch.Tensor | None = None, include_last_offset: bool = False, padding_idx: int = -1,
+) -> Any:  # fmt: skip
+    """Sums of bf16 rows. Of those ATen's kernel does not say which row goes into which bag, as its meta function says."""
+    if weight.dtype != torch.bfloat16 or mode != 0 or padding_idx >= 0:
+        return NotImplemented
+    bags = offsets.shape[0] - include_last_offset
+    places = torch.arange(indices.shape[0], dtype=offsets.dtype, device=offsets.device)
+    bag = torch.searchsorted(offsets, places, right=True, out_int32=offsets.dtype == torch.int32) - 1
+    rows = aten.embedding(weight, indices).float()
+    rows = rows if factors is None else rows * factors.unsqueeze(-1)
+    sums = aten.index_add(rows.new_zeros(bags, weight.shape[1]), 0, bag, rows)
+    sizes = aten.index_add(torch.zeros_like(offsets[:bags]), 0, bag, torch.ones_like(bag))
+    return sums.to(weight.dtype), bag, sizes, sizes.clone()
+
+
 OWN: dict[Any, Any] = {
+    aten._embedding_bag.default: embedding_bag,
     **foreach.decompositions(),
     aten._int_mm.default: int_mm,
     aten.upsample_nearest2d_backward.default: upsample_nearest2d_backward,

@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from mlirc.tests.frontend.compare import OPTIONS, compare, left_to_aten
 
@@ -93,3 +94,14 @@ def test_quantized_ops(dtype):
     for got, expected in zip(torch.compile(f, backend="mlirc", options=OPTIONS)(*args), f(*args), strict=True):
         torch.testing.assert_close(got, expected)
     assert not left_to_aten()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bags_in_two_byte_floats(weighted):
+    """ATen's kernel makes less than its meta function describes."""
+    i, offsets = torch.tensor([3, 1, 4, 1, 5, 2]), torch.tensor([0, 0, 3, 6])
+    weights = R(6).bfloat16().requires_grad_() if weighted else None
+    table = R(9, 5).bfloat16().requires_grad_()
+    for last in (False, True):
+        f = lambda w, p: F.embedding_bag(i, w, offsets, mode="sum", per_sample_weights=p, include_last_offset=last)  # noqa: E731, B023
+        compare(f, table, weights)
