@@ -11,6 +11,7 @@ _POLES = (
 
 DIFFERS: dict[tuple[str, ...], str] = {
     **{(f"polygamma.polygamma_n_{n}", "i64 i32 i16 i8", "forward"): _POLES for n in range(5)},
+    ("special.polygamma.special_polygamma_n_0", "i64 i32 i16 i8", "forward"): _POLES,
     ("nn.functional.batch_norm", "bf16", "gradient"): "the mean and deviation that are saved for the backward pass are bf16, and "
     "ours round to other neighbours than eager's; against fp64, our error is 0.018 at most, 0.0040 rms, as Inductor's, eager's is "
     "0.014 and 0.0043",
@@ -18,6 +19,8 @@ DIFFERS: dict[tuple[str, ...], str] = {
     "ours round to other neighbours than eager's; against fp64, our error is 0.012 at most, 0.0034 rms, eager's is 0.012 and 0.0035",
     ("special.i0e", "bf16", "gradient"): "i1e(x) - sgn(x) i0e(x) cancels, and autograd's formula takes i0e(x) from the forward pass, "
     "rounded to bf16; against fp64, the error is 0.0012 at most, both eager's and ours",
+    ("special.xlog1py", "bf16", "gradient"): "products of bf16 factors, of which eager rounds each and sums them in bf16; against "
+    "fp64, our error is 0.032 at most, 0.011 rms, eager's is 0.037 and 0.016",
 }
 """(op, dtypes) or (op, dtypes, mode) -> explanation; dtypes are separated by spaces."""
 
