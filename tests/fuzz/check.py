@@ -56,14 +56,18 @@ def as_announced(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Cal
     def compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         (output,) = (n for n in gm.graph.nodes if n.op == "output")
         announced = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in output.args[0]]
+        expected = [n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")]
 
         def run(*args: Any) -> list[Any]:
+            # With dynamic shapes, strides are expressions of the sizes that the graph is given.
+            sizes = {e.node.expr: n for e, n in zip(expected, args) if isinstance(e, torch.SymInt)}
             results = list(gm(*args))
             for i, (x, like) in enumerate(zip(results, announced)):
-                if not isinstance(x, torch.Tensor) or not all(isinstance(s, int) and s for s in like.stride()):
+                if not isinstance(x, torch.Tensor):
                     continue
-                if x.stride() != like.stride() or x.dtype != like.dtype:
-                    results[i] = torch.empty_strided(x.shape, like.stride(), dtype=like.dtype).copy_(x)
+                strides = [s if isinstance(s, int) else int(s.node.expr.xreplace(sizes)) for s in like.stride()]
+                if all(strides) and (list(x.stride()) != strides or x.dtype != like.dtype):
+                    results[i] = torch.empty_strided(x.shape, strides, dtype=like.dtype).copy_(x)
             return results
 
         return make_boxed_func(run)

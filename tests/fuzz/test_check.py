@@ -56,6 +56,16 @@ def test_second_call_with_other_sizes():
         check(f, lambda n: (tensor((n, 5), torch.float32, 1),), sizes=[(3,), (4,)], dynamic=True)
 
 
+def test_strides_that_torch_announces_for_symbolic_sizes():
+    def f(x):
+        y = x.index_add(0, torch.tensor([2, 1]), x[:2])  # dense in eager mode; with symbolic sizes, torch's fake tensors lie as x
+        return torch.copysign(y, x)
+
+    with pytest.raises(Difference) as e:
+        check(f, lambda n, m: (tensor((n, n), torch.bool).t(),), sizes=[(8, 7), (6, 5)], dynamic=True)
+    assert e.value.kind == "strides" and e.value.by_torch
+
+
 def test_near():
     a = torch.tensor([1.0, float("nan"), float("inf"), 0.0, 1.0])
     b = torch.tensor([1.0 + 2e-7, float("nan"), float("-inf"), -0.0, 1.001])
