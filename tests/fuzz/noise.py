@@ -26,14 +26,14 @@ EXACT = frozenset(
     empty_strided scalar_tensor arange fmax fmin nan_to_num tril triu copysign reflection_pad1d reflection_pad2d replication_pad1d
     replication_pad2d cummax cummin logcumsumexp_ unfold_copy isin nonzero bitwise_not logical_not""".split()
 )
-# Their sums go in any order, which is an error of the terms, not only of the result.
+# Their sums go in any order, or with products that are not rounded: an error of the terms, not only of the result.
 ACCUMULATING = frozenset(
     """sum mean var var_mean std std_mean mm bmm addmm baddbmm mv dot convolution convolution_backward cumsum cumprod prod logsumexp norm
     linalg_vector_norm native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
     native_batch_norm native_batch_norm_backward _native_batch_norm_legit cudnn_batch_norm _softmax _log_softmax
     _softmax_backward_data _log_softmax_backward_data avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d index_add scatter_add
     upsample_bilinear2d upsample_linear1d logcumsumexp renorm cross_entropy nll_loss_forward mse_loss _fused_rms_norm
-    rms_norm addmv addr _addmm_activation embedding_dense_backward index_put_ scatter_add_ index_add_ sub add div""".split()
+    rms_norm addmv addr _addmm_activation embedding_dense_backward sub add div addcmul addcdiv lerp""".split()
 )
 
 
@@ -44,8 +44,9 @@ class Noise(TorchDispatchMode):
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
 
-    def moved(self, x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+    def moved(self, x: Any, kind: torch.dtype | None = None) -> Any:
+        """`x` with noise, if it is a floating-point tensor (of the type `kind`)."""
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or kind not in (None, x.dtype):
             return x
         x = x.detach()
         r = torch.rand(x.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
@@ -56,8 +57,10 @@ class Noise(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         schema = func._schema
-        if name in ACCUMULATING and not schema.is_mutable:
-            args = pytree.tree_map(self.moved, args)
+        if name.rstrip("_") in ACCUMULATING:
+            written = [p.alias_info is not None and p.alias_info.is_write for p in schema.arguments]
+            kind = _finest(args)
+            args = tuple(a if w else pytree.tree_map(lambda x: self.moved(x, kind), a) for a, w in zip(args, written))
         out = func(*args, **kwargs)
         if name in EXACT:
             return out
@@ -70,6 +73,12 @@ class Noise(TorchDispatchMode):
                 if isinstance(o, torch.Tensor) and o.is_floating_point() and _distinct(o):
                     o.copy_(self.moved(o))
         return out
+
+
+def _finest(args: Any) -> torch.dtype | None:
+    """The floating-point type that an op computes in; operands of a coarser one are exact in it."""
+    kinds = [x.dtype for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    return min(kinds, key=lambda t: torch.finfo(t).eps) if kinds else None
 
 
 def _distinct(x: torch.Tensor) -> bool:

@@ -48,6 +48,14 @@ def test_rounding_is_no_difference():
     check(f, inputs)
 
 
+def test_sums_of_products_rounded_once_or_twice():
+    def f(x):  # little is left of it where x is near -1
+        third = torch.full((8,), 1 / 3)
+        return torch.addcmul(third, x, third)
+
+    check(f, lambda: (tensor((2000, 8), torch.float16, 1),))
+
+
 def test_second_call_with_other_sizes():
     def f(x):
         return x.sum(0) * (1 if x.shape[0] == 3 or not compiling() else 2)
