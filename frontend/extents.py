@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextvars import ContextVar
 
@@ -63,6 +64,13 @@ def _symbol_of(expr: sympy.Expr) -> sympy.Symbol:
     return known.setdefault(expr, sympy.Symbol(f"z{len(known)}", integer=True, positive=True))
 
 
+@functools.cache
+def _quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    """a // b, without the division where it leaves no rest: torch keeps s**2 // s."""
+    exact = sympy.cancel(a / b)
+    return exact if exact.is_polynomial() and sympy.denom(sympy.together(exact)) == 1 else FloorDiv(a, b)
+
+
 def normal(size: object) -> Extent:
     """An int where the size is one, else the sympy expression."""
     if isinstance(size, int):
@@ -79,6 +87,10 @@ def normal(size: object) -> Extent:
             if (number := known.get(sympy.expand(size))) is not None:
                 return number
             size = size.xreplace(known)
+            if size.is_Integer:
+                return int(size)
+        if size.has(FloorDiv):
+            size = size.replace(FloorDiv, _quotient)
             if size.is_Integer:
                 return int(size)
         return size.replace(lambda e: type(e).__name__ in _ROUNDING, _symbol_of)

@@ -168,6 +168,15 @@ def test_a_size_that_a_guard_fixes_is_fixed_everywhere():
     compare(f, R(1, 4).abs().expand(3, 4) + 0.5, dynamic=True)
 
 
+def test_outputs_share_memory_of_a_size_that_is_a_quotient():
+    def f(x):
+        y = (x * 2).roll(0)  # its last size is s1 * s1 // s1 to torch
+        return y.flatten(), y.reshape(y.shape[2], -1)
+
+    a, b = torch.compile(f, backend="mlirc", dynamic=True)(torch.randn(7, 5, 5))
+    assert a.data_ptr() == b.data_ptr()
+
+
 def test_broadcast_of_nothing():
     compare(lambda x: F.normalize(x, dim=1), R(3, 0, 4).requires_grad_())
 

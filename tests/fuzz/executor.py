@@ -93,15 +93,19 @@ class Executor:
     def _answer(self) -> tuple[bytes, bool]:
         """One line, or what there is of it when time is up or the process has ended; whether it has ended."""
         assert self._process is not None and self._process.stdout is not None
-        end = time.monotonic() + self.timeout
+        left = self.timeout
         out = b""
         with selectors.DefaultSelector() as s:
             s.register(self._process.stdout, selectors.EVENT_READ)
-            while not out.endswith(b"\n") and s.select(max(0.0, end - time.monotonic())):
-                piece = os.read(self._process.stdout.fileno(), 1 << 16)
-                if not piece:
-                    return out, True  # it may take a while yet until it can be waited for
-                out += piece
+            while not out.endswith(b"\n") and left > 0:
+                # In slices: where one takes long, this process was stopped, and most likely all others were as well.
+                start, slice_ = time.monotonic(), min(left, 1.0)
+                if s.select(slice_):
+                    piece = os.read(self._process.stdout.fileno(), 1 << 16)
+                    if not piece:
+                        return out, True  # it may take a while yet until it can be waited for
+                    out += piece
+                left -= min(time.monotonic() - start, slice_)
         return out, False
 
 
