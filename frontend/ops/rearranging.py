@@ -143,6 +143,25 @@ def select_scatter(b: GraphBuilder, node: Any, x: T, source: T, dim: int, index:
     return _write(b, x, source, dim, position(index, x.shape[dim]), 1)
 
 
+@lowers(aten.diagonal_scatter.default)
+def diagonal_scatter(b: GraphBuilder, node: Any, x: T, source: T, offset: int = 0, dim1: int = 0, dim2: int = 1) -> T:
+    """x with `source` on a diagonal: each element asks whether it is on it."""
+    dim1, dim2 = dim1 % x.rank, dim2 % x.rank
+    source = b.convert(source, x.dtype)
+    if same(source.shape[-1], 0):
+        return x
+
+    def body(at: list[ir.Value], u: ir.Value) -> ir.Value:
+        i, j = at[dim1], at[dim2]
+        on = arith.cmpi(INT.eq, arith.addi(i, builders.index(offset)), j)
+        # The k-th entry lies in row k (offset >= 0) or in column k.
+        k = arith.select(on, i if offset >= 0 else j, builders.index(0))
+        rest = [p for d, p in enumerate(at) if d not in (dim1, dim2)]
+        return arith.select(on, tensor.extract(source.value, [*rest, k]), u)
+
+    return b.from_indices(x.shape, [x], x.dtype, body)
+
+
 @lowers(aten.slice_backward.default)
 def slice_backward(b: GraphBuilder, node: Any, grad: T, sizes: Any, dim: int, start: Any, end: Any, step: Any) -> T:
     shape = out_shape(node)

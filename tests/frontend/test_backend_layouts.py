@@ -168,6 +168,16 @@ def test_a_size_that_a_guard_fixes_is_fixed_everywhere():
     compare(f, R(1, 4).abs().expand(3, 4) + 0.5, dynamic=True)
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_tensors_with_another_diagonal_lie_as_before(dynamic):
+    def f(x, y):
+        z = x * 2
+        z.diagonal()[torch.tensor([0, 2])] = 0.5
+        return z, z.diagonal().trunc(), x.diagonal_scatter(y, 0, -1, 0)
+
+    compare(f, R(3, 5, 4).transpose(0, 2), R(5, 3), dynamic=dynamic)
+
+
 def test_outputs_share_memory_of_a_size_that_is_a_quotient():
     def f(x):
         y = (x * 2).roll(0)  # its last size is s1 * s1 // s1 to torch

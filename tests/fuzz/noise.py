@@ -33,7 +33,8 @@ ACCUMULATING = frozenset(
     native_batch_norm native_batch_norm_backward _native_batch_norm_legit cudnn_batch_norm _softmax _log_softmax
     _softmax_backward_data _log_softmax_backward_data avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d index_add scatter_add
     upsample_bilinear2d upsample_linear1d logcumsumexp renorm cross_entropy nll_loss_forward mse_loss _fused_rms_norm
-    rms_norm addmv addr _addmm_activation embedding_dense_backward sub add div addcmul addcdiv lerp""".split()
+    rms_norm addmv addr _addmm_activation embedding_dense_backward sub add div addcmul addcdiv lerp logaddexp
+    logaddexp2""".split()
 )
 
 

@@ -9,10 +9,10 @@ from .rules import axis, number, rule
 
 def indices(p: Program, c: Choices, n: int, length: int) -> str:
     """One-dimensional indices below n, as an expression."""
-    made = [f"torch.tensor({[c.below(n) for _ in range(length)]})", f"torch.arange({length}) % {n}", f"(torch.arange({length}) * 3 + 1) % {n}"]
+    made = [f"torch.tensor({[c.below(n) for _ in range(length)]})", f"(torch.arange({length}) % {n})", f"((torch.arange({length}) * 3 + 1) % {n})"]
     given = [v for v in p.values if v.dim == 1 and str(v.dtype) in ("torch.int64", "torch.int32") and v.all_fixed and v.size(0) == length]
     if given:
-        made.insert(0, f"{given[-1]} % {n}")
+        made.insert(0, f"({given[-1]} % {n})")
     return c.pick(made)
 
 
