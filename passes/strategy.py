@@ -43,6 +43,8 @@ class LoopStrategy:
     grain: int = 1
     """Parallel iterations below which no second thread is worth it."""
     kind: str = "loops"
+    pairs: int | None = None
+    """A class of two that is stored inside of the lanes, as the products of pairs want it: both are computed, and interleaved."""
 
 
 @dataclass
@@ -100,13 +102,17 @@ def _known(size: object) -> int:
 
 def _loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     d, acc = kernel.domain, kernel.accesses
-    rows, inner = list(d.rows), list(d.inner)
+    paired = _paired(kernel)
+    lane, pairs = paired or (None, None)
+    rows, inner = [c for c in d.rows if c != pairs], list(d.inner)
     sizes = list(d.sizes)
     merged: dict[int, int] = {}
+    if lane is not None:
+        rows = [*(c for c in rows if c != lane), lane]
     rows = _merge(_memory_order(rows, kernel), acc, sizes, merged)
     inner = _merge(_memory_order(inner, kernel), acc, sizes, merged)
-    lane = _lane(rows, inner, sizes, kernel)
-    transposed = _transposed(rows, inner, lane, sizes, kernel, target)
+    lane = _lane(rows, inner, sizes, kernel) if lane is None else lane
+    transposed = _transposed(rows, inner, lane, pairs, sizes, kernel, target)
     outer = [c for c in rows if c not in (lane, transposed)]
     ops = _body_ops(kernel)
     parallel: list[int] = []
@@ -131,12 +137,26 @@ def _loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
         unroll = 1
     return LoopStrategy(
         n, unroll, lane, parallel, outer, inner, {c: m for c, m in merged.items() if c in (*rows, *inner)},
-        transposed, max(1, WORK_PER_THREAD // max(work, 1)), d.kind,
+        transposed, max(1, WORK_PER_THREAD // max(work, 1)), d.kind, pairs,
     )
 
 
+def _paired(kernel: KernelFunction) -> tuple[int, int] | None:
+    """(lane class, class of two) of a kernel that stores pairs of 16-bit values next to each other, two elements from pair to pair."""
+    d, stores = kernel.domain, [a for a in kernel.accesses.items if a.store]
+    if d.reductions or len(stores) != 1 or builders.element_type(stores[0].value).width != 16:
+        return None
+    steps = stores[0].steps
+    pairs = next((c for c in d.rows if d.sizes[c] == 2 and steps.get(c) == 1), None)
+    lane = next((c for c in d.rows if c != pairs and steps.get(c) == 2), None)
+    if pairs is None or lane is None:
+        return None
+    size = d.sizes[lane]
+    return (lane, pairs) if isinstance(size, int) and size % 16 == 0 else None
+
+
 def _transposed(
-    rows: list[int], inner: list[int], lane: int | None, sizes: list[object], kernel: KernelFunction, target: Target
+    rows: list[int], inner: list[int], lane: int | None, pairs: int | None, sizes: list[object], kernel: KernelFunction, target: Target
 ) -> int | None:
     """A class along which loads are contiguous that are not along the lanes, in a kernel that does little else."""
     acc, n = kernel.accesses, lanes(kernel, target)
@@ -144,15 +164,20 @@ def _transposed(
         return None
 
     def count(c: int) -> int:
-        return sum(transposes(a, lane, c) for a in acc.items)
+        return sum(transposes(a, lane, c, pairs) for a in acc.items)
+
+    if pairs is not None and any(st.kind(op) != "view" and "mlirc.pack" not in op.attributes for op in kernel.domain.loops):
+        return None  # pairs are moved as a whole
 
     candidates = [c for c in rows if c != lane and c not in acc.fixed and _known(sizes[c]) >= n and count(c)]
     return max(candidates, key=count, default=None)
 
 
-def transposes(access: Access, lane: int, along: int) -> bool:
-    """Whether a load is contiguous along a class, but not along the lanes."""
-    return not access.store and access.steps.get(lane, 0) not in (0, 1) and access.steps.get(along) == 1
+def transposes(access: Access, lane: int, along: int, pairs: int | None = None) -> bool:
+    """Whether a load is contiguous along a class (with the pairs inside of it), but not along the lanes."""
+    if access.store or access.steps.get(lane, 0) in (0, 1):
+        return False
+    return access.steps.get(along) == 1 if pairs is None else access.steps.get(along) == 2 and access.steps.get(pairs) == 1
 
 
 def _body_ops(kernel: KernelFunction) -> int:

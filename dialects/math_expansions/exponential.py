@@ -82,7 +82,7 @@ def exp(x: Num) -> Num:
     """e^x; subnormal results included."""
     name = x.format.name
     low, high = _EXP_RANGE[name]
-    x = x.at_least(low).at_most(high)
+    x = x.at_most(high)
     # x = 2 k ln2 + r: both halves of the scale are 2^k, which never leaves the normal range.
     k, scale = split(x, 0.5 / pymath.log(2))
     hi, lo = LN2[name]
@@ -90,17 +90,22 @@ def exp(x: Num) -> Num:
     exact, rest = fma(k, -2 * hi, x), k * (-2 * lo)
     r = exact + rest
     y = (exact + fma(r * r, polynomial(r, _EXP[name]), rest)) + 1.0
-    return y * scale * scale
+    return _zero_below(low, x, y * scale * scale)
+
+
+def _zero_below(low: float, x: Num, y: Num) -> Num:
+    """0 where x < low and y may be anything: there is no underflow, which takes CPUs long, where -inf masks most of a row."""
+    return select(x < low, x.like(0.0), y)
 
 
 def exp2(x: Num) -> Num:
     """2^x; exact for integers, subnormal results included."""
     name = x.format.name
     low, high = _EXP2_RANGE[name]
-    x = x.at_least(low).at_most(high)
+    x = x.at_most(high)
     k, scale = split(x, 0.5)
     r = fma(k, -2.0, x)
-    return fma(r, polynomial(r, _EXP2[name]), 1.0) * scale * scale
+    return _zero_below(low, x, fma(r, polynomial(r, _EXP2[name]), 1.0) * scale * scale)
 
 
 def expm1_reduced(r: Num, factor: float = 1.0) -> Num:

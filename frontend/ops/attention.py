@@ -45,9 +45,9 @@ def attention(
     if attn_mask is not None:
         scores = b.pointwise(scores.shape, [scores, attn_mask], d, d, d, arith.addf)
     if is_causal:
-        scores = _keep(b, scores, lambda at: arith.cmpi(arith.CmpIPredicate.ule, at[3], at[2]))
+        scores = _keep(b, scores, lambda at: arith.cmpi(arith.CmpIPredicate.sle, at[3], at[2]))
     if k.shape[2] != keys:
-        scores = _keep(b, scores, lambda at: arith.cmpi(arith.CmpIPredicate.ult, at[3], b.index(keys)))
+        scores = _keep(b, scores, lambda at: arith.cmpi(arith.CmpIPredicate.slt, at[3], b.index(keys)))
     # A query that may see no key gets zeros.
     top = finite_max(b, scores, [3], d)
     power = b.pointwise(scores.shape, [scores, top], d, d, d, lambda u, m: math.exp(arith.subf(u, m)))

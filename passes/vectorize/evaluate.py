@@ -44,12 +44,14 @@ class Tile:
     """A block of `lanes` x `lanes` elements: loads along the block's rows, transposed in registers to be used by lanes.
 
     The kernel is evaluated for row 0, 1, ... of the block. In row 0 every load of `buffers` loads and transposes the whole
-    block; the same load in the other rows, which come in the same order, takes its row of the result.
+    block; the same load in the other rows, which come in the same order, takes its row of the result. With `pairs` the
+    elements of the block are pairs of 16-bit values, as one integer.
     """
 
-    def __init__(self, buffers: set[ir.Value], left: Number | None) -> None:
+    def __init__(self, buffers: set[ir.Value], left: Number | None, pairs: bool = False) -> None:
         self.buffers = buffers
         self.left = left
+        self.pairs = pairs
         self.blocks: list[list[ir.Value]] = []
         self.start(0)
 
@@ -65,16 +67,25 @@ class Tile:
 
     def _block(self, m: Arithmetic, place: "Memory", at: Index) -> list[ir.Value]:
         n = m.lanes
-        kind = ir.VectorType.get([n, n], place.storage)
+        element = ir.IntegerType.get_signless(32) if self.pairs else place.storage
+        kind = ir.VectorType.get([n, n], element)
         block = builders.constant(kind, 0)
         for i in range(n):
             # Lanes past the end repeat the last one: what they load is in bounds, and not stored.
             lane = i if self.left is None else m.minimum(i, m.sub(self.left, 1))
             offset = m.add(at.base, m.mul(lane, at.stride))
-            row = vector.load(m.vector_type(place.storage), place.buffer, [m.value(offset)])
+            row = vector.load(ir.VectorType.get([2 * n if self.pairs else n], place.storage), place.buffer, [m.value(offset)])
+            if self.pairs:
+                row = vector.bitcast(m.vector_type(element), row)
             block = vector.insert(row, block, [], [i])
         block = vector.transpose(kind, block, [1, 0])
         return [vector.extract(block, [], [i]) for i in range(n)]
+
+
+_P = arith.CmpIPredicate
+_SWAPPED = {_P.slt: _P.sgt, _P.sle: _P.sge, _P.sgt: _P.slt, _P.sge: _P.sle}
+_BELOW = {_P.slt: (False, False), _P.sle: (True, False), _P.sgt: (True, True), _P.sge: (False, True)}
+"""Signed predicate -> (whether x = bound counts as below it, whether it is the others that are meant)."""
 
 
 class Evaluator:
@@ -185,7 +196,7 @@ class Evaluator:
                 self.check(self._get(env, op.operands[0], True), ir.StringAttr(op.attributes["msg"]).value)
             else:
                 with op.location:
-                    folded = self._index_op(op, env)
+                    folded = self._index_op(op, env) or self._index_comparison(op, env)
                     env[op.results[0]] = folded if folded is not None else self._clone(op, env)
         raise CompileError("a region without linalg.yield")
 
@@ -222,6 +233,20 @@ class Evaluator:
             a, b = indices if indices[1].uniform else reversed(indices)
             return self.math.index_scale(a, b.base)
         return None
+
+    def _index_comparison(self, op: ir.Operation, env: dict[ir.Value, Any]) -> ir.Value | None:
+        """A signed comparison of the place along the lanes with a number."""
+        if op.name != "arith.cmpi" or not isinstance(op.operands[0].type, ir.IndexType):
+            return None
+        a, b = (self._as_index(self._get(env, v)) for v in op.operands)
+        predicate = arith.CmpIPredicate(ir.IntegerAttr(op.attributes["predicate"]).value)
+        if b.stride == 1 and a.uniform:
+            a, b, predicate = b, a, _SWAPPED.get(predicate)  # type: ignore[assignment]
+        if a.stride != 1 or not b.uniform or predicate not in _BELOW:
+            return None
+        inclusive, negative = _BELOW[predicate]
+        mask = self.math.lanes_below(a, self.math.add(b.base, int(inclusive)))
+        return self.math.negate(mask) if negative else mask
 
     def _clone(self, op: ir.Operation, env: dict[ir.Value, Any]) -> ir.Value:
         """The op on whatever shapes its operands have; scalars are broadcast if any operand is a vector."""
@@ -318,8 +343,11 @@ class Evaluator:
                 at = Index(m.maximum(m.minimum(at.base, m.sub(n, 1)), 0))
                 inside = ok if inside is None else arith.andi(*self.alike(inside, ok))
             else:
-                v = m.lanes_of(at)
-                ok = arith.cmpi(ult, v, m.splat(m.value(n)))
+                if at.stride == 1:
+                    ok = m.lanes_below(at, n)
+                    ok = ok if lo == 0 else arith.andi(ok, m.negate(m.lanes_below(at, 0)))
+                else:
+                    ok = arith.cmpi(ult, m.lanes_of(at), m.splat(m.value(n)))
                 lane_mask = ok if lane_mask is None else arith.andi(lane_mask, ok)
                 if at.vector is not None:
                     zero = m.splat(m.value(0))

@@ -164,6 +164,15 @@ class Arithmetic:
 
         return self.once(("lanes", i), build)
 
+    def lanes_below(self, i: Index, bound: Number) -> ir.Value:
+        """A mask of the lanes where `i`, of stride one, is less than `bound`: cheaper than to compare vectors of `index`."""
+        first = self.minimum(self.maximum(self.sub(bound, i.base), 0), self.lanes)
+        i1 = ir.IntegerType.get_signless(1)
+        return self.once(("below", first), lambda: vector.create_mask(self.vector_type(i1), [self.value(first)]))
+
+    def negate(self, mask: ir.Value) -> ir.Value:
+        return self.once(("not", mask), lambda: arith.xori(mask, builders.constant(mask.type, 1)))
+
     def index_add(self, a: Index, b: Index) -> Index:
         if a.vector is None and b.vector is None:
             return Index(self.add(a.base, b.base), self.add(a.stride, b.stride))

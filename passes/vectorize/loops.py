@@ -127,13 +127,13 @@ class _Loops:
         size = self._size(e, self.s.lane)
         lo, hi = chunk or (0, size)
         buffers = {
-            e.memory[a.value].buffer for a in self.k.accesses.items if transposes(a, self.s.lane, along)
-        } - {e.memory[a.value].buffer for a in self.k.accesses.items if not a.store and not transposes(a, self.s.lane, along)}
+            e.memory[a.value].buffer for a in self.k.accesses.items if transposes(a, self.s.lane, along, self.s.pairs)
+        } - {e.memory[a.value].buffer for a in self.k.accesses.items if not a.store and not transposes(a, self.s.lane, along, self.s.pairs)}
         end = m.mul(m.floordiv(self._size(e, along), e.lanes), e.lanes)
 
         def block(first: Number, _: Values) -> Values:
             def lanes(i: Number, _: Values) -> Values:
-                e.tile = Tile(buffers, None if e.mask is None else m.sub(hi, i))
+                e.tile = Tile(buffers, None if e.mask is None else m.sub(hi, i), self.s.pairs is not None)
                 for row in range(e.lanes):
                     e.tile.start(row)
                     self.env[along] = Index(m.add(first, row))
@@ -273,8 +273,7 @@ class _Loops:
                     finished.add(v)
                     e.known[v] = lambda point, n=n: e.load(self.out[n], point)
         for n in self.row_stores:
-            v = self.k.results[n]
-            e.store(self.out[n], self._point_of(v), e.value(v, self._point_of(v)))
+            self._store(n)
         e.known = {}
         e.math.leave()
 
@@ -377,11 +376,31 @@ class _Loops:
             e.store(*self._access_buffer(v), value)
             e.mask = mask
         for n in phase.stores:
-            v = self.k.results[n]
-            point = self._point_of(v)
-            e.store(self.out[n], point, e.value(v, point))
+            self._store(n)
         e.math.leave()
         return out
+
+    def _store(self, n: int) -> None:
+        """One vector of result n."""
+        if self.s.pairs is not None:
+            self._store_pairs(n, self.s.pairs)
+            return
+        v = self.k.results[n]
+        point = self._point_of(v)
+        self.e.store(self.out[n], point, self.e.value(v, point))
+
+    def _store_pairs(self, n: int, pairs: int) -> None:
+        """Both values of every pair, in one vector of twice the lanes; the lanes are whole vectors."""
+        e, v = self.e, self.k.results[n]
+        halves = []
+        for i in (1, 0):
+            self.env[pairs] = Index(i)
+            if not (i and e.tile):
+                halves.append(e.value(v, self._point_of(v)))
+        at = e.offset(self.out[n], self._point_of(v))
+        wide = ir.VectorType.get([2 * e.lanes], self.out[n].storage)
+        both = vector.bitcast(wide, halves[0]) if e.tile else vector.interleave(*map(e.math.splat, reversed(halves)))
+        vector.store(both, self.out[n].buffer, [e.math.value(at.base)])
 
     def _init(self, op: ir.Operation) -> ir.Value:
         """The value that a reduction starts from."""

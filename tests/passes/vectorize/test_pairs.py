@@ -5,6 +5,7 @@ import torch
 
 from mlirc import driver
 from mlirc.lowering.target import Target
+from mlirc.tests.frontend.compare import compare
 from mlirc.tests.passes.vectorize.test_tiles import LINEAR
 
 
@@ -35,3 +36,43 @@ def test_numbers(rows, k, columns):
     with torch.no_grad():
         got = torch.compile(layer, backend="mlirc")(x).double()
         torch.testing.assert_close(got, layer.double()(x.double()), rtol=1e-2, atol=1e-2)
+
+
+PACK = """
+#in = affine_map<(a, b, c, d) -> ({source})>
+#out = affine_map<(a, b, c, d) -> (a, b, c, d)>
+func.func @kernel(%x: tensor<{shape}xbf16>) -> tensor<2x{half}x32x2xbf16>
+    attributes {{mlirc.result_strides = [["{block}", "64", "2", "1"]]}} {{
+  %o = tensor.empty() : tensor<2x{half}x32x2xbf16>
+  %r = linalg.generic {{indexing_maps = [#in, #out], iterator_types = ["parallel", "parallel", "parallel", "parallel"], mlirc.pack}}
+      ins(%x : tensor<{shape}xbf16>) outs(%o : tensor<2x{half}x32x2xbf16>) {{
+  ^bb0(%i: bf16, %j: bf16):
+    linalg.yield %i : bf16
+  }} -> tensor<2x{half}x32x2xbf16>
+  return %r : tensor<2x{half}x32x2xbf16>
+}}
+"""
+"""[2 n][k] or [k][2 n] to pairs along k."""
+COLUMNS = "a * 32 + c, b * 2 + d"
+ROWS = "b * 2 + d, a * 32 + c"
+
+
+@pytest.mark.parametrize("target", ["znver4", "x86-64-v3"])
+@pytest.mark.parametrize("source, shape", [(COLUMNS, "64x96"), (ROWS, "96x64")])
+def test_packing_moves_whole_vectors(source: str, shape: str, target: str) -> None:
+    """No gather, no scatter, and each 64 bytes are stored at once (32 on AVX2)."""
+    seen: dict[str, str] = {}
+    text = PACK.format(source=source, shape=shape, half=48, block=48 * 64)
+    driver.compile_kernel(text, Target.parse(target), "k", lambda name, what: seen.update({name: str(what)}))
+    assert ("transposed=None" in seen["strategy"]) == (source == ROWS)
+    assert "vector.gather" not in seen["vector"] and "vector.scatter" not in seen["vector"]
+    assert "vpgather" not in seen["asm"] and "pextrw" not in seen["asm"] and "vpinsrw" not in seen["asm"]
+
+
+@pytest.mark.parametrize("keys", [2, 7, 34, 66, 96, 197])
+@pytest.mark.parametrize("size", [8, 32, 40, 64, 80])
+def test_both_operands_of_attention(keys: int, size: int) -> None:
+    """Packed in every call: contiguous along the product (keys) and across it (values); multiples of vectors, and not."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, 3, size, dtype=torch.bfloat16).transpose(1, 2) for n in (9, keys, keys))
+    compare(lambda q, k, v: (q @ k.transpose(-2, -1)).softmax(-1) @ v, q, k, v)
