@@ -28,6 +28,7 @@ from .options import Options
 from .passes import structure as st
 from .passes.expand_math import expand_math
 from .passes.registry import NOTHING, UserCode, UserFile, files_key, line_in, load, read_files
+from .passes.round_in_place import round_in_place
 from .passes.strategy import select_strategy, write_strategy
 from .passes.vectorize import KernelFunction, vectorize
 from .reproducer import write_reproducer
@@ -80,6 +81,7 @@ def compile_kernel(
         user.run_after("vector", vectors, see)
         PassManager.parse("builtin.module(canonicalize,cse)").run(vectors.operation)
         expand_math(vectors)
+        round_in_place(vectors)
         see("math", vectors)
         user.run_after("math", vectors, see)
         llvm_text = lower_to_llvm_ir(vectors, observer, locations=locations)
@@ -140,12 +142,11 @@ def compile_graph(
     one fails, with the FX nodes that it comes from as `origins`, and the other kernels that failed as `others`.
     """
     from .passes.build_plan import build_plan
-    from .passes.pack import WEIGHTS
 
     seconds: dict[str, float] = {}
     start = time.perf_counter()
     files = read_files(options.passes)
-    find_main(module).attributes[WEIGHTS] = ir.DenseI64ArrayAttr.get(list(weights))
+    mark_weights(module, weights)
     if files:
         module, kernels, files = _graph_passes_apart(module, writes, target, options, files)
         function = find_main(module)
@@ -157,6 +158,13 @@ def compile_graph(
     seconds["kernels"] = time.perf_counter() - start
     planned = build_plan(function, symbols, n_outputs, [k.symbol for k in compiled], weights)
     return CompiledGraph(planned, compiled, seconds)
+
+
+def mark_weights(module: ir.Module, weights: Sequence[int]) -> None:
+    """Tell the graph passes which tensor arguments hardly ever change."""
+    from .passes.pack import WEIGHTS
+
+    find_main(module).attributes[WEIGHTS] = ir.DenseI64ArrayAttr.get(list(weights), module.context)
 
 
 def find_main(module: ir.Module) -> ir.Operation:

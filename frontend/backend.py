@@ -140,7 +140,7 @@ def _compile(
         n_outputs = sum(o.kind == "tensor" for o in graph.outputs)
         writes = [tensors.index(i) for i in graph.writes]
         # The places of parameters are those of the forward graph.
-        kept = weight_inputs(graph) if direction == "inference" and options.prepack else []
+        kept = weight_inputs(graph, static_inputs()) if direction == "inference" and options.prepack else []
         weights = [tensors.index(i) for i in kept]
         compiled = compile_graph(
             graph.module, [str(s) for s in graph.symbols], n_outputs, writes, target, options, observer, weights
@@ -174,11 +174,15 @@ def _link(graph: ImportedGraph, compiled: CompiledGraph, hosts: Sequence[Any], o
     return Runner(graph, program, table, planned.weight_inputs, report)
 
 
-def weight_inputs(graph: ImportedGraph) -> list[int]:
-    """Placeholders that are parameters or buffers of the model and that the graph does not write to."""
+def static_inputs() -> list[int]:
+    """The placeholders of the graph being compiled that are parameters or buffers of the model."""
     context = torch._guards.TracingContext.try_get()
     metadata = getattr(context, "fw_metadata", None)
-    static = getattr(metadata, "static_input_indices", None) or []
+    return list(getattr(metadata, "static_input_indices", None) or [])
+
+
+def weight_inputs(graph: ImportedGraph, static: Sequence[int]) -> list[int]:
+    """Those of the `static` placeholders that are tensors and that the graph does not write to."""
     return [i for i in static if isinstance(graph.inputs[i], TensorSpec) and i not in graph.writes]
 
 

@@ -7,20 +7,20 @@ after a graph break is captured too. Code for CPUs that this machine is not can 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch._functorch.aot_autograd import make_boxed_func
 
 from ..dialects.mlir import ir
-from ..driver import compile_kernel, run_graph_passes
+from ..driver import compile_kernel, mark_weights, run_graph_passes
 from ..lowering.target import Target
 from ..options import Options
 from ..passes import structure as st
 from ..passes.outline import Kernel
 from ..passes.registry import UserCode, graph_stages, kernel_names, kernel_stages
-from .backend import capture
+from .backend import capture, static_inputs, weight_inputs
 from .explain import call, restored
 from .imported import ImportedGraph, TensorSpec
 from .importer import import_graph
@@ -29,12 +29,14 @@ from .user_model import UserModel
 
 @dataclass
 class Captured:
-    """One ATen graph. `torch_code` is the graph of torch functions before it, once for forward and backward."""
+    """One ATen graph. `torch_code` is the graph of torch functions before it, once for forward and backward; `static` are the
+    placeholders that are parameters or buffers."""
 
     number: int
     direction: str
     module: torch.fx.GraphModule
     torch_code: str
+    static: list[int] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -75,7 +77,7 @@ def capture_graphs(model: UserModel, options: Options, dynamic: bool | None = No
 
     def compiler(gm: torch.fx.GraphModule, inputs: Any, direction: str) -> Any:
         nonlocal pending
-        found.append(Captured(len(found), direction, gm, pending))
+        found.append(Captured(len(found), direction, gm, pending, static_inputs()))
         pending = ""
         return make_boxed_func(gm.forward)
 
@@ -112,6 +114,8 @@ def dump_graph(graph: Captured, options: Options, user: UserCode, selection: Sel
         imported = import_graph(graph.module, options.fallback)
         tensors = [i for i, spec in enumerate(imported.inputs) if isinstance(spec, TensorSpec)]
         writes = [tensors.index(i) for i in imported.writes]
+        kept = weight_inputs(imported, graph.static) if graph.direction == "inference" and options.prepack else []
+        mark_weights(imported.module, [tensors.index(i) for i in kept])
         function, kernels = run_graph_passes(imported.module, writes, target, stages.see, user)
         summary = _summary(graph.name, imported, function, kernels)
     for number, kernel in enumerate(kernels):

@@ -7,18 +7,24 @@
 
 Ops are taken in program order; each joins the groups that produce its operands if the union is a valid kernel (see
 `passes.domain`) and no value would have to leave and come back. Values that cost nothing (constants, broadcasts of inputs)
-are copied to each user beforehand. The result is an attribute `mlirc.group` on every op, which `outline` obeys, and a
+are copied to each user beforehand. What is dear and depends on weights alone (the factors of a batch norm) stays in kernels of its
+own, which run once and not in every call. The result is an attribute `mlirc.group` on every op, which `outline` obeys, and a
 reason for every edge that was not fused, as the remark attribute `mlirc.unfused` on the consumer.
 """
 
 from __future__ import annotations
 
+import math
+
 from ..dialects.mlir import ir
 from . import structure as st
 from .domain import Invalid, analyse, operand_loops
+from .pack import weights_of
 
 PASS_NAME = "mlirc-fuse"
 MAX_OPS = 64
+SMALL = 1 << 16
+"""Elements of what depends on weights alone that are worth the memory to be kept."""
 ANCHORS = ("contraction", "convolution", "concat", "scatter", "scan")
 FUSIBLE = ("elementwise", "reduction", "contraction", "convolution", "pad", "concat", "scatter", "scan")
 
@@ -27,7 +33,7 @@ def fuse(function: ir.Operation, shapes: st.Shapes) -> None:
     """Mark the ops of `function` (tensor-level, one block) with their group number."""
     block = function.regions[0].blocks[0]
     duplicate_free_producers(block)
-    _Fusion(block, shapes).run()
+    _Fusion(block, shapes, weights_of(function)).run()
 
 
 def duplicate_free_producers(block: ir.Block) -> None:
@@ -63,7 +69,7 @@ def _is_free(op: ir.Operation) -> bool:
 
 
 class _Fusion:
-    def __init__(self, block: ir.Block, shapes: st.Shapes) -> None:
+    def __init__(self, block: ir.Block, shapes: st.Shapes, weights: set[ir.Value]) -> None:
         self.ops = [st.operation(o) for o in block.operations]
         self.position = {op: i for i, op in enumerate(self.ops)}
         self.shapes = shapes
@@ -72,9 +78,13 @@ class _Fusion:
         self.unfused: list[tuple[ir.Operation, str]] = []
         # What every op reads: asked for again and again, and dear to ask MLIR.
         self.reads = {op: st.tensors_read(op) for op in self.ops if st.kind(op) in (*FUSIBLE, "call")}
+        self.weights = weights
+        self.constant: set[ir.Operation] = set()
+        self.apart: set[ir.Operation] = set()
         self.sources = {op: [p for v in reads if (p := _maker(v)) is not None] for op, reads in self.reads.items()}
 
     def run(self) -> None:
+        self._find_constants()
         for op in self.ops:
             if st.kind(op) in FUSIBLE:
                 self._place(op)
@@ -87,6 +97,19 @@ class _Fusion:
         for g, ops in self.groups.items():
             for op in ops if st.kind(ops[0]) != "call" else ():
                 op.attributes["mlirc.group"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), g)
+
+    def _find_constants(self) -> None:
+        """What reads weights alone, and of that what is `apart`: dear, or made from such, and small enough to be kept in f32."""
+        for op in self.ops:
+            reads = self.reads.get(op, [])
+            makers = [_maker(v) for v in reads]
+            if not reads or any(m not in self.constant if m is not None else _root(v) not in self.weights for v, m in zip(reads, makers)):
+                continue
+            self.constant.add(op)
+            sizes = st.shape(op.results[0])
+            small = min(sizes, default=0) >= 0 and math.prod(sizes) <= SMALL
+            if small and st.kind(op) == "elementwise" and (_is_dear(op) or any(m in self.apart for m in makers)):
+                self.apart.add(op)
 
     def _place(self, op: ir.Operation) -> None:
         number = self.position[op]
@@ -119,6 +142,8 @@ class _Fusion:
             return "too many ops"
         if st.kind(consumer) in ("contraction", "convolution"):
             return "operands of a contraction are stored"
+        if consumer not in self.constant and any(op in self.apart for op in self.groups[other]):
+            return "depends on weights alone"
         if st.kind(consumer) == "scatter" and other in self._producers(consumer.operands[0]):
             return "a scatter writes into memory that is filled before"
         if self._anchored(current) and self._anchored(other):
@@ -175,12 +200,23 @@ class _Fusion:
         return out
 
 
-def _maker(value: ir.Value) -> ir.Operation | None:
-    """The op that made a value, looking through views; None for arguments."""
+def _is_dear(op: ir.Operation) -> bool:
+    """Whether an element takes more than a few additions and multiplications."""
+    return any(o.name.startswith(("math.", "mlirc.")) or o.name == "arith.divf" for o in st.body_ops(op))
+
+
+def _root(value: ir.Value) -> ir.Value:
+    """What a value is a view of."""
     op = st.owner(value)
     while op is not None and st.kind(op) == "view":
-        op = st.owner(op.operands[0])
-    return op
+        value = op.operands[0]
+        op = st.owner(value)
+    return value
+
+
+def _maker(value: ir.Value) -> ir.Operation | None:
+    """The op that made a value, looking through views; None for arguments."""
+    return st.owner(_root(value))
 
 
 def with_views(ops: list[ir.Operation]) -> tuple[list[ir.Operation], list[ir.Value]]:

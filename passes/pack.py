@@ -20,7 +20,7 @@ from .layouts import Layouts
 
 PASS_NAME = "mlirc-pack"
 WEIGHTS = "mlirc.weights"
-"""Of the graph's function: the arguments that hardly ever change, so that what is made of them is kept."""
+"""Of the graph's function: the tensor arguments that hardly ever change, so that what is made of them is kept."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ def pack(function: ir.Operation, shape: PackShape) -> None:
     """Rewrite the contractions and convolutions of the function's block."""
     layouts = Layouts(function)
     packed: Packed = {}
-    weights = _weights(function)
+    weights = weights_of(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if st.kind(op) in ("contraction", "convolution"):
             _pack(op, shape, layouts, packed, weights)
 
 
-def _weights(function: ir.Operation) -> set[ir.Value]:
-    """The arguments that `mlirc.weights` names; all where it is not there."""
-    arguments = list(function.regions[0].blocks[0].arguments)
+def weights_of(function: ir.Operation) -> set[ir.Value]:
+    """The tensor arguments that `mlirc.weights` names; all where it is not there."""
+    arguments = [a for a in function.regions[0].blocks[0].arguments if st.is_tensor(a)]
     if WEIGHTS not in function.attributes:
         return set(arguments)
     return {arguments[i] for i in ir.DenseI64ArrayAttr(function.attributes[WEIGHTS])}

@@ -75,19 +75,22 @@ def _channels(b: GraphBuilder, p: T | None, x: T) -> T | None:
 def _apply_statistics(
     b: GraphBuilder, x: T, weight: T | None, bias: T | None, mean: T, var: T, eps: float, out: torch.dtype
 ) -> T:
+    """x * scale + shift: one multiplication and one addition an element. Both factors depend on the channel only, in ops of
+    their own, so that they are computed once where the statistics and parameters stay the same."""
     d = compute_dtype(x.dtype)
-    params = [_channels(b, p, x) for p in (mean, var, weight, bias)]
+    mean, var, weight, bias = (_channels(b, p, x) for p in (mean, var, weight, bias))
 
-    def body(u: ir.Value, m: ir.Value, v: ir.Value, *rest: ir.Value) -> ir.Value:
-        left = list(rest)
-        # One multiplication and one addition an element; everything else depends on the channel only.
+    def deviation(v: ir.Value, w: ir.Value | None = None) -> ir.Value:
         scale = math.rsqrt(arith.addf(v, scalar(d, eps)))
-        scale = arith.mulf(scale, left.pop(0)) if weight is not None else scale
-        shift = arith.mulf(arith.negf(m), scale)
-        shift = arith.addf(shift, left.pop(0)) if bias is not None else shift
-        return arith.addf(arith.mulf(u, scale), shift)
+        return scale if w is None else arith.mulf(scale, w)
 
-    return b.pointwise(x.shape, [x, *(p for p in params if p is not None)], d, d, out, body)
+    def offset(m: ir.Value, scale: ir.Value, shift: ir.Value | None = None) -> ir.Value:
+        product = arith.mulf(arith.negf(m), scale)
+        return product if shift is None else arith.addf(product, shift)
+
+    scale = b.pointwise(var.shape, [var, *([] if weight is None else [weight])], d, d, d, deviation)
+    shift = b.pointwise(var.shape, [mean, scale, *([] if bias is None else [bias])], d, d, d, offset)
+    return b.pointwise(x.shape, [x, scale, shift], d, d, out, math.fma)
 
 
 def _training(

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mlirc.tests.frontend.elementwise import matches, module_matches
+from mlirc.tests.frontend.compare import OPTIONS
+from mlirc.tests.frontend.elementwise import close, matches, module_matches
 from mlirc.tests.frontend.golden import check_import
 
 MODULES = {
@@ -92,3 +93,30 @@ def test_import_of_depthwise_has_no_channel_reduction():
 // CHECK-SAME: mlirc.kind = "convolution"
 """,
     )
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, 37, 3, stride, 1, bias=False), nn.BatchNorm2d(37)
+        for t in (self.norm.running_mean, self.norm.bias):
+            nn.init.normal_(t)
+        for t in (self.norm.running_var, self.norm.weight):
+            nn.init.uniform_(t, 0.5, 2)
+
+    def forward(self, x, y):
+        return F.relu(self.norm(self.conv(x)) + y)
+
+
+@pytest.mark.parametrize("target", ["host", "x86-64-v3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_batch_norm_behind_a_convolution_follows_its_statistics(dtype, target):
+    """Its factors are kept from call to call, until what they are made of changes."""
+    torch._dynamo.reset()
+    module = Block(6, 2).eval().to(dtype)
+    x, y = torch.randn(2, 6, 13, 15, dtype=dtype), torch.randn(2, 37, 7, 8, dtype=dtype)
+    compiled = torch.compile(module, backend="mlirc", options={**OPTIONS, "target": target})
+    with torch.no_grad():
+        for change in (lambda: None, lambda: module.norm.running_mean.add_(3), lambda: module.norm.weight.mul_(-1)):
+            change()
+            close("output", module(x, y), compiled(x, y), 4)

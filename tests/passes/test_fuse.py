@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from mlirc.dialects.mlir import ir
 from mlirc.passes import structure as st
 from mlirc.passes.fuse import fuse
@@ -132,3 +134,21 @@ def test_padding_and_concatenation_take_their_producers():
         run,
         "CHECK: mlirc.group = [[G:.*]] : i32\nCHECK: math.exp\nCHECK: mlirc.group = [[G]] : i32\nCHECK: math.sin\nCHECK: tensor.concat {{.*}} {mlirc.group = [[G]] : i32}",
     )
+
+
+NORM = generic("%s", [("%v", COLUMN)], COLUMN, body="math.rsqrt") + generic("%f", [("%s", COLUMN), ("%v", COLUMN)], COLUMN, body="arith.mulf")
+NORM += generic("%a", [("%x", T), ("%f", COLUMN)], T, ["i, j", "j", "i, j"], "arith.addf")
+
+
+@pytest.mark.parametrize("weights", [[1], []], ids=["weight", "input"])
+def test_what_depends_on_weights_alone_is_apart(weights):
+    text = function([("%x", T), ("%v", COLUMN)], NORM, [("%a", T)])
+    found = groups(text.replace("{", f"attributes {{mlirc.weights = array<i64{':' * bool(weights)} {', '.join(map(str, weights))}>}} {{", 1))
+    assert found["math.rsqrt"] == found["arith.mulf"]
+    assert (found["arith.mulf"] != found["arith.addf"]) == bool(weights)
+
+
+def test_cheap_functions_of_weights_stay_with_their_reader():
+    body = generic("%s", [("%v", COLUMN)], COLUMN, body="arith.negf") + generic("%a", [("%x", T), ("%s", COLUMN)], T, ["i, j", "j", "i, j"], "arith.addf")
+    text = function([("%x", T), ("%v", COLUMN)], body, [("%a", T)])
+    assert together(text.replace("{", "attributes {mlirc.weights = array<i64: 1>} {", 1))

@@ -1,0 +1,76 @@
+"""bf16 roundings between the ops of a kernel: the same bits as through 16 bits and back, in fewer ops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mlirc.dialects.mlir import ir
+from mlirc.passes.round_in_place import round_in_place
+from mlirc.tests.frontend.elementwise import matches
+
+WIDE, NARROW = "vector<16xf32>", "vector<16xbf16>"
+
+
+def rewritten(body: str, result: str = NARROW) -> list[str]:
+    """The names of the ops but for constants."""
+    with ir.Context():
+        module = ir.Module.parse(f"func.func @k(%x: {WIDE}, %y: {WIDE}, %b: {NARROW}) -> {result} {{\n{body}\n}}")
+        round_in_place(module)
+        assert module.operation.verify()
+        ops = [o.operation.name for o in module.body.operations[0].regions[0].blocks[0].operations]
+    return [n.split(".")[1] for n in ops if n != "arith.constant"]
+
+
+def narrow(name: str, x: str) -> str:
+    return f"{name} = arith.truncf {x} : {WIDE} to {NARROW}\n"
+
+
+def widen(name: str, x: str) -> str:
+    return f"{name} = arith.extf {x} : {NARROW} to {WIDE}\n"
+
+
+def test_a_rounding_keeps_its_32_bits():
+    ops = rewritten(narrow("%n", "%x") + widen("%w", "%n") + f"%r = arith.addf %w, %y : {WIDE}\nreturn %r : {WIDE}", WIDE)
+    assert "truncf" not in ops and "extf" not in ops and "trunci" not in ops and "addf" in ops
+
+
+def test_a_rounded_value_is_stored_as_it_is():
+    ops = rewritten(narrow("%n", "%x") + widen("%w", "%n") + f"%r = arith.negf %w : {WIDE}\n" + narrow("%o", "%r") + f"return %o : {NARROW}")
+    assert "truncf" not in ops and ops.count("select") == 1 and ops.count("trunci") == 1
+
+
+def test_relu_of_a_bf16_needs_no_rounding():
+    body = widen("%w", "%b") + f"%z = arith.constant dense<0.0> : {WIDE}\n%m = arith.maximumf %w, %z : {WIDE}\n"
+    assert rewritten(body + narrow("%o", "%m") + f"return %o : {NARROW}") == ["extf", "maximumf", "bitcast", "shrui", "trunci", "bitcast", "return"]
+
+
+@pytest.mark.parametrize("number", ["1.001", "0x7FC00001"])
+def test_a_constant_may_need_rounding(number):
+    body = widen("%w", "%b") + f"%z = arith.constant dense<{number}> : {WIDE}\n%m = arith.maximumf %w, %z : {WIDE}\n"
+    assert "truncf" in rewritten(body + narrow("%o", "%m") + f"return %o : {NARROW}")
+
+
+def test_a_rounding_that_is_only_stored_stays():
+    assert rewritten(narrow("%o", "%x") + f"return %o : {NARROW}") == ["truncf", "return"]
+
+
+def test_all_bit_patterns():
+    """Every bf16 and its neighbours, ties, subnormals, infinities and NaNs: the same as eager mode, bit by bit."""
+    upper = torch.arange(1 << 16, dtype=torch.int64) << 16
+    bits = torch.cat([upper + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
+    x = (bits - ((bits >> 31) << 32)).to(torch.int32).view(torch.float32)
+
+    def f(x):
+        y = x.bfloat16()
+        return y, torch.relu(y), -y, torch.clamp(y.float(), -3.0, 3.0).bfloat16()
+
+    for got, expected in zip(torch.compile(f, backend="mlirc")(x), f(x)):
+        same = got.view(torch.int16) == expected.view(torch.int16)
+        assert (same | (got.isnan() & expected.isnan())).all()
+
+
+@pytest.mark.parametrize("length", [1, 5, 37])
+def test_a_chain_of_bf16_ops(length):
+    x, y = torch.randn(3, length).bfloat16(), torch.randn(3, length).bfloat16()
+    matches(lambda x, y: torch.where(x > y, (x + y) * y, torch.relu(x - y)).abs(), x, y)
