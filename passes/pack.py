@@ -3,6 +3,8 @@
     contraction %x[m, k], %w[n, k]                     %p = generic: [n/32][k][32] from %w       (its own kernel)
                                              ->        contraction %x[m, k], %p[n floordiv 32, k, n mod 32]
 
+    depthwise %x[h, w, c], %w[c, kh, kw]   ->        depthwise %x[h, w, c], (f32 generic: [kh, kw, c] from %w)
+
 The lane loop is the result's last dim. An operand that walks over it with step one in memory is left alone, unless it is
 a weight (a graph input), which is packed once and kept (`runtime.weights`); a product of few rows with a weight that is
 contiguous along k is left to the dot-product form. Operands of 16-bit floats that the rows broadcast are widened by their
@@ -68,6 +70,8 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
         return
     lane = order[-1]
     used = [lane in _plain(maps[i]) for i in (0, 1)]
+    if all(used) and st.kind(op) == "convolution":
+        _lanes_last(op, lane, layouts)
     if used[0] == used[1]:
         return
     side = 0 if used[0] else 1
@@ -184,16 +188,35 @@ def _retype(op: ir.Operation, side: int, acc: ir.Type) -> None:
             user.erase()
 
 
-def _transpose_only(op: ir.Operation, side: int, at: int, layouts: Layouts) -> None:
-    """A copy with the lane dim last."""
+def _lanes_last(op: ir.Operation, lane: int, layouts: Layouts) -> None:
+    """The weight of a depthwise convolution, [channel, taps], becomes [taps, channel] in the accumulator's dtype."""
+    maps = [st.map_dims(m) for m in st.maps(op)]
+    iterators = st.iterators(op)
+    acc = builders.element_type(op.results[0])
+    for side in (0, 1):
+        if None in maps[side] or any(d != lane and iterators[d] != "reduction" for d in maps[side]):  # type: ignore[index]
+            continue
+        at = maps[side].index(lane)
+        if layouts.of(op.operands[side]).strides[at] == 1:
+            continue
+        widened = acc if isinstance(builders.element_type(op.operands[side]), (ir.BF16Type, ir.F16Type)) else None
+        _transpose_only(op, side, at, layouts, widened)
+        if widened is not None:
+            _retype(op, side, acc)
+
+
+def _transpose_only(op: ir.Operation, side: int, at: int, layouts: Layouts, widened: ir.Type | None = None) -> None:
+    """A copy with the lane dim last, in another dtype if one is given."""
     v = op.operands[side]
+    element = widened or builders.element_type(v)
     with ir.InsertionPoint(op), op.location:
         sizes = layouts.values(v)
         order = [d for d in range(len(sizes)) if d != at] + [at]
-        init = builders.empty([sizes[d] for d in order], builders.element_type(v))
+        init = builders.empty([sizes[d] for d in order], element)
         rank = len(sizes)
         source = builders.projection(rank, [order.index(d) for d in range(rank)])
-        (copy,) = builders.generic([v], [init], [source, builders.identity(rank)], "p" * rank, lambda x, _: [x])
+        body = (lambda x, _: [arith.extf(element, x)]) if widened else (lambda x, _: [x])
+        (copy,) = builders.generic([v], [init], [source, builders.identity(rank)], "p" * rank, body)
     _reread(op, side, copy, [st.maps(op)[side].results[d] for d in order])
 
 

@@ -62,6 +62,9 @@ class ContractionStrategy:
     """The reduction class that is walked in pairs of bf16 (`vdpbf16ps`)."""
     tiles: bool = False
     """Whether the product runs on AMX tiles."""
+    shared: int | None = None
+    """The reduction class of a depthwise convolution that is unrolled in a register tile: its taps are at the same places for
+    neighbouring rows, which share the loads."""
     short_rows: int = 1
     """The height of the second register tile where the number of rows is a symbol: a power of two, at least half of `rows`."""
     looped_epilogue: bool = False
@@ -284,6 +287,9 @@ def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     elif r.lane is not None and _known(d.sizes[r.lane]) > n:
         columns = 2
     budget = 28 if target.vector_bits == 512 else 12
+    shared = _shared(kernel, r) if dot is None else None
+    if shared is not None:
+        columns, budget = 1, max(budget - _known(d.sizes[shared]), budget // 2)
     limit = max(1, (budget if dot is None else 16) // columns)
     if dot is None and _same_cache_sets(kernel, r):
         limit = min(limit, CACHE_WAYS)
@@ -304,11 +310,14 @@ def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     short = 1 << (-(-rows // 2) - 1).bit_length()
     looped = rows * columns > 4 and dot is None and _epilogue_ops(kernel) > 12
     grain = max(1, WORK_PER_THREAD // max(work, 1))
-    return ContractionStrategy(n, rows, columns, r.row, r.lane, dot, pairs, tiles, short, looped, grain)
+    return ContractionStrategy(n, rows, columns, r.row, r.lane, dot, pairs, tiles, shared, short, looped, grain)
 
 
 TRANSCENDENTAL = 16
 """What a function such as exp counts as, in ops."""
+
+PLAIN = {"math.fma", "math.absf", "math.copysign", "math.sqrt"}
+"""Ops of the math dialect that are an instruction."""
 
 
 def _epilogue_ops(kernel: KernelFunction) -> int:
@@ -318,8 +327,29 @@ def _epilogue_ops(kernel: KernelFunction) -> int:
         if op == kernel.domain.anchor or op.name != "linalg.generic":
             continue
         for inner in op.regions[0].blocks[0].operations:
-            n += TRANSCENDENTAL if st.operation(inner).name.startswith(("math.", "mlirc.")) else 1
+            name = st.operation(inner).name
+            n += TRANSCENDENTAL if name.startswith(("math.", "mlirc.")) and name not in PLAIN else 1
     return n
+
+
+MAX_SHARED = 16
+"""Taps that are unrolled at most."""
+
+
+def _shared(kernel: KernelFunction, r: Roles) -> int | None:
+    """The innermost reduction class by which the rows of a tile see the same elements, if both operands have the lanes."""
+    reads = [a.steps for a in kernel.accesses.items if a.op == kernel.domain.anchor and not a.store]
+    if r.row is None or r.lane is None or len(reads) != 2 or any(s.get(r.lane) != 1 for s in reads):
+        return None
+    moving = [s for s in reads if s.get(r.row)]
+    if len(moving) != 1:
+        return None
+    row = moving[0][r.row]
+    for c in reversed(r.reductions):
+        size, tap = kernel.domain.sizes[c], moving[0].get(c)
+        if isinstance(size, int) and size <= MAX_SHARED and row and tap and row % tap == 0 and row // tap < size:
+            return c
+    return None
 
 
 def pack_shape(target: Target) -> PackShape:

@@ -76,6 +76,9 @@ class _Contraction:
             # Lane blocks outermost, row blocks innermost: neighbours share a panel of B.
             n = len(self.r.outer)
             order = [*range(n), n + 1, n]
+            if self.s.shared is not None:
+                # Nor is there more of it than fits the first-level cache; what neighbours share are the rows of the image.
+                order = [n + 1, *range(n), n]
             at: list[Number] = [0] * len(counts)
             for place, i in zip(order, delinearize(e, p, [counts[k] for k in order])):
                 at[place] = i
@@ -245,7 +248,7 @@ class _Contraction:
             return
         lanes = [Index(0)] if first is None else [Index(e.math.add(first, j * e.lanes), 1) for j in range(len(masks))]
         start = e.math.splat(e.value(self.op.operands[2], ()))  # type: ignore[union-attr]
-        order = sorted(self.r.reductions, key=lambda c: c == self.s.pairs)
+        order = sorted(self.r.reductions, key=lambda c: c in (self.s.pairs, self.s.shared))
         acc = self._reduce(order, rows, lanes, masks, [start] * (len(rows) * len(lanes)))
         m = e.math
         if self.s.looped_epilogue:
@@ -283,6 +286,8 @@ class _Contraction:
                 return self._reduce(classes[1:], rows, lanes, [self.e.mask] * len(lanes), values)
 
             return lane_loop(self.e, 0, self._size(self.e, classes[0]), 1, [acc], block)[0]
+        if classes and classes[0] == self.s.shared:
+            return self._multiply_shared(classes[0], rows, lanes, masks, acc)
         if classes:
 
             def step(i: Number, values: Values) -> Values:
@@ -295,15 +300,36 @@ class _Contraction:
             return self._multiply_pairs(rows, lanes, acc)
         e = self.e
         e.math.enter()
-        out: Values = []
+        out = list(acc)
         for i, row in enumerate(rows):
             for j, lane in enumerate(lanes):
-                self._set(row, lane)
-                e.mask = masks[j]
-                a, b = self._operands()
-                out.append(self._multiply_add(a, b, acc[i * len(lanes) + j]))
-                e.mask = None
+                self._multiply(i * len(lanes) + j, row, lane, masks[j], out)
         e.math.leave()
+        return out
+
+    def _multiply(self, at: int, row: Index, lane: Index, mask: ir.Value | None, acc: Values) -> None:
+        """Add one product to accumulator `at`."""
+        self._set(row, lane)
+        self.e.mask = mask
+        a, b = self._operands()
+        acc[at] = self._multiply_add(a, b, acc[at])
+        self.e.mask = None
+
+    def _multiply_shared(
+        self, taps: int, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values
+    ) -> Values:
+        """All taps of all rows, in the order of the places that they read: each is loaded once, and soon no longer needed."""
+        size = self.k.domain.sizes[taps]
+        assert isinstance(size, int)
+        steps = next(a.steps for a in self.k.accesses.items if a.op == self.op and not a.store and a.steps.get(self.s.row))  # type: ignore[arg-type]
+        stride = steps[self.s.row] // steps[taps]  # type: ignore[index, operator]
+        out = list(acc)
+        self.e.math.enter()
+        for i, tap in sorted(((i, tap) for i in range(len(rows)) for tap in range(size)), key=lambda p: p[0] * stride + p[1]):
+            self.env[taps] = Index(tap)
+            for j, lane in enumerate(lanes):
+                self._multiply(i * len(lanes) + j, rows[i], lane, masks[j], out)
+        self.e.math.leave()
         return out
 
     def _multiply_pairs(self, rows: list[Index], lanes: list[Index], acc: Values) -> Values:
