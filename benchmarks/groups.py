@@ -66,6 +66,7 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
     import torch._dynamo
 
     from mlirc.frontend.backend import capture
+    from mlirc.options import Options
 
     from . import verdict
     from .models import build
@@ -101,7 +102,7 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
 
     torch._dynamo.reset()
     with torch.no_grad():
-        torch.compile(module, backend=lambda gm, inputs: capture(gm, inputs, compiler), dynamic=dynamic)(*args, **kwargs)
+        torch.compile(module, backend=lambda gm, inputs: capture(gm, inputs, compiler, Options.make(None, None)), dynamic=dynamic)(*args, **kwargs)
     torch._dynamo.reset()
     return found
 

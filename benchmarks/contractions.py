@@ -1,0 +1,211 @@
+"""Linear layers of real models, shape by shape: against the libraries that PyTorch calls, and against what the core can do.
+
+A contestant runs a chain of layers in one graph. `hot`: all of them have the same weight, which stays in cache as far as it
+fits; `cold`: weights of their own, more of them than the last-level cache holds. Weights are prepacked on both sides; packing
+of activations and conversion of results is inside the timing.
+
+The library is the faster of oneDNN (`mkldnn._linear_pointwise` on a reordered weight) and, for f32, MKL (`mkl._mkl_linear`).
+The limit is that of the units or of the stream of weights, activations and results, whichever takes longer, both measured in
+the same run (`benchmarks.limits`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import click
+
+SHAPES: dict[str, list[tuple[int, int]]] = {
+    "bert_base": [(768, 768), (768, 3072), (3072, 768)],
+    "bert_large": [(1024, 1024), (1024, 4096), (4096, 1024)],
+    "gpt2": [(768, 2304)],
+    "llama_1b": [(2048, 2048), (2048, 512), (2048, 8192), (8192, 2048)],
+    "llama_8b": [(4096, 4096), (4096, 1024), (4096, 14336), (14336, 4096)],
+    "mixer": [(196, 384), (384, 196)],
+    "dlrm": [(13, 512), (512, 256), (256, 64), (479, 1024), (1024, 1)],
+    "odd": [(1023, 513), (33, 17), (769, 3071), (100, 1000)],
+}
+"""(features in, features out) of the layers. ViT-B/16 has BERT-base's, an MLP 1024 BERT-large's."""
+ROWS = (1, 4, 16, 64, 128, 197, 512, 2048)
+COLD_BYTES = 96 << 20
+LEAST_LAYERS, MOST_LAYERS = 4, 64
+MOST_FLOPS = 4e9
+"""Of one call of a chain, where it still has `LEAST_LAYERS` layers."""
+
+
+def chain(k: int, n: int, rows: int, dtype: Any, cold: bool) -> tuple[Any, list[Any]]:
+    """A module that applies its layers to one input each, and the inputs [rows, k]."""
+    import torch
+
+    weight_bytes = k * n * dtype.itemsize
+    layers = -(-COLD_BYTES // weight_bytes) if cold else 8
+    layers = max(LEAST_LAYERS, min(layers, MOST_LAYERS if not cold else 4 * MOST_LAYERS, int(MOST_FLOPS / (2 * rows * k * n))))
+
+    class Chain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = torch.nn.ParameterList(
+                torch.nn.Parameter(torch.randn(n, k).div(k**0.5).to(dtype)) for _ in range(layers if cold else 1)
+            )
+
+        def forward(self, *inputs: Any) -> list[Any]:
+            return [torch.nn.functional.linear(x, self.weights[i if cold else 0]) for i, x in enumerate(inputs)]
+
+    return Chain(), [torch.randn(rows, k).to(dtype) for _ in range(layers)]
+
+
+def ours(module: Any, inputs: list[Any], dynamic: bool = False) -> Callable[[], Any]:
+    """The compiled graph without Dynamo's guards in front of it."""
+    import torch
+    import torch._dynamo
+
+    from mlirc.frontend.backend import capture, compile_fx
+    from mlirc.lowering.target import Target
+    from mlirc.options import Options
+
+    found: list[tuple[Any, list[Any]]] = []
+
+    def compiler(gm: Any, examples: Any, direction: str) -> Any:
+        runner = compile_fx(gm, examples, options=Options.make(None, None), target=Target.host(), direction=direction)
+
+        def run(arguments: list[Any]) -> Any:
+            found.append((runner, list(arguments)))
+            return runner(arguments)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    torch._dynamo.reset()
+    if dynamic:
+        for x in inputs:
+            torch._dynamo.mark_dynamic(x, 0)
+    torch.compile(module, backend=lambda gm, examples: capture(gm, examples, compiler, Options.make(None, None)), dynamic=dynamic or False)(*inputs)
+    ((runner, arguments),) = found
+    return lambda: runner(list(arguments))
+
+
+def libraries(module: Any, inputs: list[Any]) -> dict[str, Callable[[], Any]]:
+    """One call per library that has the dtype."""
+    import torch
+
+    weights = [w.detach() for w in module.weights]
+    rows = inputs[0].shape[0]
+    out: dict[str, Callable[[], Any]] = {}
+    linear = torch.ops.mkldnn._linear_pointwise
+    packed = [torch.ops.mkldnn._reorder_linear_weight(w, rows) for w in weights]
+    each = [(x, packed[i % len(packed)]) for i, x in enumerate(inputs)]
+    out["onednn"] = lambda: [linear(x, w, None, "none", [], "") for x, w in each]
+    if inputs[0].dtype == torch.float32 and torch.backends.mkl.is_available():
+        mkl = torch.ops.mkl._mkl_linear
+        reordered = [torch.ops.mkl._mkl_reorder_linear_weight(w, rows) for w in weights]
+        triples = [(x, reordered[i % len(weights)], weights[i % len(weights)]) for i, x in enumerate(inputs)]
+        out["mkl"] = lambda: [mkl(x, p, w, None, rows) for x, p, w in triples]
+    return out
+
+
+class Limits:
+    """Of one core, measured once."""
+
+    def __init__(self) -> None:
+        from . import limits
+
+        self.gflops = {d: limits.gflops(d) for d in ("f32", "bf16")}
+        self.cache, self.memory = limits.read_gbytes(512 << 10), limits.read_gbytes(256 << 20)
+
+    def seconds(self, k: int, n: int, rows: int, dtype: str, cold: bool, threads: int) -> float:
+        """The least time of one layer."""
+        size = 4 if dtype == "f32" else 2
+        stream = k * n * size / (self.memory if cold else self.cache) + rows * (k + n) * size / self.cache
+        return max(2 * rows * k * n / self.gflops[dtype] / threads, stream) / 1e9
+
+    def __str__(self) -> str:
+        return f"limits of one core: f32 {self.gflops['f32']:.0f}, bf16 {self.gflops['bf16']:.0f} GF/s; reading from L2 {self.cache:.0f}, from memory {self.memory:.0f} GB/s"
+
+
+def measure(k: int, n: int, rows: int, dtype: str, cold: bool, dynamic: bool, seconds: float, limits: Limits) -> dict[str, Any]:
+    import torch
+
+    from .measure import alternate, median_ms
+    from .suite import DTYPES
+
+    torch.manual_seed(0)
+    module, inputs = chain(k, n, rows, getattr(torch, DTYPES[dtype]), cold)
+    row: dict[str, Any] = {"k": k, "n": n, "rows": rows, "dtype": dtype, "cold": cold, "dynamic": dynamic}
+    with torch.no_grad():
+        calls = {"mlirc": ours(module, inputs, dynamic), **libraries(module, inputs)}
+        expected = inputs[0].double() @ module.weights[0].double().t()
+        row["error"] = (calls["mlirc"]()[0].double() - expected).abs().max().item()
+        for name, times in alternate(calls, seconds).items():
+            row[f"{name} us"] = 1e3 * median_ms(times) / len(inputs)
+    row["library us"] = min(v for name, v in row.items() if name in ("onednn us", "mkl us"))
+    row["ratio"] = row["library us"] / row["mlirc us"]
+    row["of limit"] = limits.seconds(k, n, rows, dtype, cold, torch.get_num_threads()) * 1e6 / row["mlirc us"]
+    row["gflops"] = 2e-3 * rows * k * n / row["mlirc us"]
+    return row
+
+
+def _describe(row: dict[str, Any]) -> str:
+    shape = f"{row['rows']}x{row['k']}x{row['n']}"
+    return (
+        f"{row['dtype']:4} {'cold' if row['cold'] else 'hot':4} {shape:17} {row['mlirc us']:9.1f} us {row['gflops']:6.1f} GF/s "
+        f"{row['of limit']:5.2f} of limit, {row['ratio']:5.2f}x the library, error {row['error']:.0e}"
+    )
+
+
+def summary(rows: list[dict[str, Any]]) -> list[str]:
+    """A line per dtype, and hot or cold."""
+    out = []
+    for key in sorted({(r["dtype"], r["cold"]) for r in rows}):
+        mine = [r for r in rows if (r["dtype"], r["cold"]) == key]
+        worst = min(mine, key=lambda r: r["ratio"])
+        large = [r["of limit"] for r in mine if r["rows"] >= 128] or [float("nan")]
+        single = [r["of limit"] for r in mine if r["rows"] == 1] or [float("nan")]
+        out.append(
+            f"{key[0]} {'cold' if key[1] else 'hot'}: {len(mine)} shapes, {geometric_mean([r['ratio'] for r in mine]):.2f}x the library (geometric mean), "
+            f"slowest {worst['ratio']:.2f}x at {worst['rows']}x{worst['k']}x{worst['n']}; of limit at 128 rows and more {geometric_mean(large):.2f}, at one {geometric_mean(single):.2f}"
+        )
+    return out
+
+
+@click.command(help=__doc__)
+@click.option("--models", default=",".join(SHAPES), show_default=True, help="Whose layers.")
+@click.option("--shape", "shapes", multiple=True, help="KxN instead, can be repeated.")
+@click.option("--rows", default=",".join(map(str, ROWS)), show_default=True)
+@click.option("--dtypes", default="f32,bf16", show_default=True)
+@click.option("--weights", default="hot,cold", show_default=True)
+@click.option("--dynamic", is_flag=True, help="The number of rows is a symbol.")
+@click.option("--threads", default=1, show_default=True)
+@click.option("--seconds", default=0.15, show_default=True, help="Seconds of timing for each contestant.")
+@click.option("--out", type=click.Path(path_type=Path), help="Append the rows to this file as JSON lines.")
+def main(
+    models: str, shapes: tuple[str, ...], rows: str, dtypes: str, weights: str, dynamic: bool, threads: int, seconds: float, out: Path | None
+) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    limits = Limits()
+    click.echo(str(limits))
+    pairs = [tuple(map(int, s.split("x"))) for s in shapes] or [p for m in models.split(",") for p in SHAPES[m]]
+    found = []
+    for dtype in dtypes.split(","):
+        for cold in [w == "cold" for w in weights.split(",")]:
+            for k, n in pairs:
+                for m in map(int, rows.split(",")):
+                    row = measure(k, n, m, dtype, cold, dynamic, seconds, limits)
+                    found.append(row)
+                    click.echo(_describe(row))
+                    if out:
+                        with out.open("a") as file:
+                            file.write(json.dumps(row) + "\n")
+    for line in summary(found):
+        click.echo(line)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What one core can do at most: products from registers, and bytes read from memory. Small loops of LLVM IR, timed here and now.
+
+Measured on random data: with zeros, the core need not slow down for the load.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+import numpy as np
+
+CHAINS = 24
+"""Sums that are in flight at once."""
+
+
+def gflops(dtype: str, seconds: float = 0.2) -> float:
+    """Products and sums per second, in 10^9, of one core on values in registers; `dtype` is f32 or bf16.
+
+    bf16 is multiplied in pairs where the CPU can (`vdpbf16ps`), else widened to f32. The units of AMX are not measured.
+    """
+    target = _target()
+    pairs = dtype == "bf16" and target.has_avx512_bf16
+    lanes = target.vector_bits // 32
+    acc = f"<{lanes} x float>"
+    if pairs:
+        factor, name = f"<{2 * lanes} x bfloat>", f"llvm.x86.avx512bf16.dpbf16ps.{target.vector_bits}"
+        product = f"call {acc} @{name}({acc} %a{{i}}, {factor} %x, {factor} %y)"
+        declare = f"declare {acc} @{name}({acc}, {factor}, {factor})"
+    else:
+        factor, name = acc, f"llvm.fma.v{lanes}f32"
+        product = f"call {acc} @{name}({acc} %x, {acc} %y, {acc} %a{{i}})"
+        declare = f"declare {acc} @{name}({acc}, {acc}, {acc})"
+    chains = CHAINS if target.vector_bits == 512 else CHAINS // 2
+    lines = [declare, "define void @f(ptr %p, i64 %n) {", "entry:"]
+    lines += [f"%x = load {factor}, ptr %p, align 64", "%q = getelementptr i8, ptr %p, i64 64", f"%y = load {factor}, ptr %q, align 64"]
+    lines += ["br label %loop", "loop:", "%i = phi i64 [0, %entry], [%j, %loop]"]
+    lines += [f"%a{i} = phi {acc} [zeroinitializer, %entry], [%b{i}, %loop]" for i in range(chains)]
+    lines += [f"%b{i} = " + product.format(i=i) for i in range(chains)]
+    lines += ["%j = add i64 %i, 1", "%c = icmp slt i64 %j, %n", "br i1 %c, label %loop, label %out", "out:", *_fold(acc, chains), "}"]
+    values = np.random.default_rng(0).normal(size=32).astype(np.float32)
+    data = values.view(np.uint8) if not pairs else (values.view(np.uint32) >> 16).astype(np.uint16).repeat(2).view(np.uint8)
+    buffer = _aligned(256)
+    buffer[:128] = data[:128]
+    count = 200_000
+    best = _best("\n".join(lines), buffer, count, seconds)
+    return 2 * lanes * (2 if pairs else 1) * chains * count / best / 1e9
+
+
+def read_gbytes(size: int, seconds: float = 0.2) -> float:
+    """Bytes per second, in 10^9, that one core reads of a buffer of `size` bytes, over and over."""
+    lanes = _target().vector_bits // 32
+    acc, width = f"<{lanes} x float>", 4 * lanes
+    chains = 8
+    lines = ["define void @f(ptr %p, i64 %n) {", "entry:", "br label %loop", "loop:", "%i = phi i64 [0, %entry], [%j, %loop]"]
+    lines += [f"%a{i} = phi {acc} [zeroinitializer, %entry], [%b{i}, %loop]" for i in range(chains)]
+    for i in range(chains):
+        lines += [f"%k{i} = add i64 %i, {i * width}", f"%q{i} = getelementptr i8, ptr %p, i64 %k{i}"]
+        lines += [f"%v{i} = load {acc}, ptr %q{i}, align {width}", f"%b{i} = fadd {acc} %a{i}, %v{i}"]
+    lines += [f"%j = add i64 %i, {chains * width}", "%c = icmp slt i64 %j, %n", "br i1 %c, label %loop, label %out", "out:"]
+    lines += [*_fold(acc, chains, keep=True), "}"]
+    size = max(size // (chains * width), 1) * chains * width
+    buffer = _aligned(size)
+    buffer[:] = 1
+    return size / _best("\n".join(lines), buffer, size, seconds) / 1e9
+
+
+def _fold(acc: str, chains: int, keep: bool = False) -> list[str]:
+    """Use the sums, so that they are computed. With `keep`, memory stays as it is: the sum is never 12345."""
+    lines = [f"%s1 = fadd {acc} %b0, %b1"] + [f"%s{i} = fadd {acc} %s{i - 1}, %b{i}" for i in range(2, chains)]
+    last = f"%s{chains - 1}"
+    if not keep:
+        return [*lines, f"store {acc} {last}, ptr %p, align 4", "ret void"]
+    lines += [f"%e = extractelement {acc} {last}, i64 0", "%d = fcmp oeq float %e, 1.234500e+04", "br i1 %d, label %yes, label %no"]
+    return [*lines, "yes:", f"store {acc} {last}, ptr %p, align 4", "br label %no", "no:", "ret void"]
+
+
+def _target() -> Any:
+    from mlirc.lowering.target import Target
+
+    return Target.host()
+
+
+def _aligned(size: int) -> np.ndarray:
+    raw = np.zeros(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size]
+
+
+def _best(text: str, buffer: np.ndarray, count: int, seconds: float) -> float:
+    """The least seconds of a call of `f(buffer, count)`."""
+    import llvmlite.binding as llvm
+
+    from mlirc.runtime.abi import CODEGEN
+    from mlirc.runtime.loader import Library
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = _target()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=target.llvm_cpu, features=target.llvm_features, opt=1, **CODEGEN
+    )
+    library = Library({"limit": machine.emit_object(llvm.parse_assembly(text))})
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(library.address("f"))
+    saved = buffer[:256].copy()
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        call(buffer.ctypes.data, count)
+        best = min(best, time.perf_counter() - start)
+        buffer[: len(saved)] = saved
+    return best
