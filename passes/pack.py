@@ -36,7 +36,7 @@ class PackShape:
     pairs: bool = False
 
 
-FEW = 5
+FEW = 2
 """Rows from which on packing pays for itself within one call."""
 
 Packed = dict[tuple[object, ...], ir.Value]
@@ -110,7 +110,7 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
 
 
 def _pair_loop(op: ir.Operation, side: int, layouts: Layouts) -> int | None:
-    """The reduction loop of a bf16 product along which the rows are contiguous, if it is even and can be cut in pairs."""
+    """The reduction loop of a bf16 product along which the rows are contiguous: it is cut in pairs."""
     maps = [st.map_dims(m) for m in st.maps(op)]
     if any(not isinstance(builders.element_type(v), ir.BF16Type) for v in st.inputs(op)):
         return None
@@ -122,7 +122,7 @@ def _pair_loop(op: ir.Operation, side: int, layouts: Layouts) -> int | None:
     strides = layouts.of(op.operands[1 - side]).strides
     sizes = layouts.shapes.of(op.operands[1 - side])
     for d, step, n in zip(maps[1 - side], strides, sizes):
-        if d is not None and iterators[d] == "reduction" and step == 1 and isinstance(n, int) and n % 2 == 0 and d in maps[side]:
+        if d is not None and iterators[d] == "reduction" and step == 1 and isinstance(n, int) and n > 1 and d in maps[side]:
             return d
     return None
 
@@ -223,7 +223,7 @@ def _transpose_only(op: ir.Operation, side: int, at: int, layouts: Layouts, wide
 def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts, packed: Packed, pair: int | None = None) -> None:
     """[..., n, ...] becomes [..., n / block, (the reduced dims), block], padded with zeros to whole blocks.
 
-    With a `pair` loop, it is cut in two: [..., n / block, ..., k / 2, block, 2], and `mlirc.pairs` says so.
+    With a `pair` loop, it is cut in two: [..., n / block, ..., ceil(k / 2), block, 2], and `mlirc.pairs` says so.
     """
     v = op.operands[side]
     m = st.maps(op)[side]
@@ -257,6 +257,10 @@ def _copy_blocked(v: ir.Value, at: int, order: list[int], block: int, pairs: boo
     if n % block:
         v = _pad(v, at, -n % block, sizes)
         n += -n % block
+        sizes = [n if d == at else s for d, s in enumerate(sizes)]
+    if pairs and sizes[order[-1]] % 2:  # type: ignore[operator]
+        v = _pad(v, order[-1], 1, sizes)
+        sizes = [s + 1 if d == order[-1] else s for d, s in enumerate(sizes)]  # type: ignore[operator]
     shape = [n // block if d == at else sizes[d] for d in order] + [block]
     if pairs:
         shape[-2] = shape[-2] // 2  # type: ignore[operator]

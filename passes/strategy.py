@@ -57,7 +57,12 @@ class ContractionStrategy:
     row: int | None
     lane: int | None
     dot: int | None = None
-    """The reduction class that has the vector lanes, for products of few rows; `lane` is then walked by scalars."""
+    """The reduction class that has the vector lanes, for products of few rows; `lane` is walked element by element, so that what
+    is large is read in one stream, and has the lanes in the epilogue."""
+    unroll: int = 1
+    """Vectors of `dot` in flight."""
+    dot_pairs: bool = False
+    """Whether the vectors along `dot` are multiplied in pairs of bf16 (`vdpbf16ps`)."""
     pairs: int | None = None
     """The reduction class that is walked in pairs of bf16 (`vdpbf16ps`)."""
     tiles: bool = False
@@ -281,16 +286,16 @@ def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     r = roles(kernel)
     n = lanes(kernel, target)
     dot = _dot(kernel, r)
-    columns = 1
-    if dot is not None:
-        columns = 4
-    elif r.lane is not None and _known(d.sizes[r.lane]) > n:
-        columns = 2
+    columns = 2 if dot is None and r.lane is not None and _known(d.sizes[r.lane]) > n else 1
+    unroll = 4 if dot is not None and len(r.reductions) == 1 else 1
+    dot_pairs = unroll > 1 and target.has_avx512_bf16 and n == 16 and all(
+        isinstance(builders.element_type(v), ir.BF16Type) for v in st.inputs(d.anchor)  # type: ignore[arg-type]
+    )
     budget = 28 if target.vector_bits == 512 else 12
     shared = _shared(kernel, r) if dot is None else None
     if shared is not None:
         columns, budget = 1, max(budget - _known(d.sizes[shared]), budget // 2)
-    limit = max(1, (budget if dot is None else 16) // columns)
+    limit = max(1, budget // columns) if dot is None else 4 if target.vector_bits == 512 else 2
     if dot is None and _same_cache_sets(kernel, r):
         limit = min(limit, CACHE_WAYS)
     rows = 1
@@ -303,14 +308,14 @@ def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     if tiles:
         size = _known(d.sizes[r.row])  # type: ignore[index]
         rows = 32 if size >= 32 else min(size, 16)
-    work = rows * columns * (n if dot is None else 1) // 8
+    work = rows * columns * n // 8
     for c in r.reductions:
         work *= _known(d.sizes[c])
     rows = max(rows, 1)
     short = 1 << (-(-rows // 2) - 1).bit_length()
     looped = rows * columns > 4 and dot is None and _epilogue_ops(kernel) > 12
     grain = max(1, WORK_PER_THREAD // max(work, 1))
-    return ContractionStrategy(n, rows, columns, r.row, r.lane, dot, pairs, tiles, shared, short, looped, grain)
+    return ContractionStrategy(n, rows, columns, r.row, r.lane, dot, unroll, dot_pairs, pairs, tiles, shared, short, looped, grain)
 
 
 TRANSCENDENTAL = 16

@@ -10,12 +10,11 @@ stay near the caches; beyond `MAX_SCORES` ATen's kernel takes over (T. Dao et al
 from __future__ import annotations
 
 import math as pymath
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ...dialects.mlir import arith, ir, math
+from ...dialects.mlir import arith, math
 from ..dtypes import compute_dtype, scalar
 from ..graph_builder import GraphBuilder, T
 from ..registry import Unsupported, lowers
@@ -36,18 +35,16 @@ def attention(
     """q [b, h, m, d], k and v [b, h, n, d], mask [m, n] or four dims of the scores or 1 -> ([b, h, m, d], logsumexp [b, h, m])."""
     _check(node, dropout_p)
     d = compute_dtype(q.dtype)
-    keys = k.shape[2]
-    if isinstance(keys, int) and keys % 2 and keys > 64 and attn_mask is None and q.dtype == torch.bfloat16:
-        k, v = _even(b, k), _even(b, v)
     scores = b.contract(q, k, ("bhmd", "bhnd", "bhmn"), (*q.shape[:3], k.shape[2]))
     factor = 1 / pymath.sqrt(q.shape[3]) if scale is None else scale  # type: ignore[arg-type]
     scores = b.pointwise(scores.shape, [scores], d, d, d, lambda u: arith.mulf(u, scalar(d, factor)))
     if attn_mask is not None:
         scores = b.pointwise(scores.shape, [scores, attn_mask], d, d, d, arith.addf)
     if is_causal:
-        scores = _keep(b, scores, lambda at: arith.cmpi(arith.CmpIPredicate.sle, at[3], at[2]))
-    if k.shape[2] != keys:
-        scores = _keep(b, scores, lambda at: arith.cmpi(arith.CmpIPredicate.slt, at[3], b.index(keys)))
+        scores = b.from_indices(
+            scores.shape, [scores], d,
+            lambda at, u: arith.select(arith.cmpi(arith.CmpIPredicate.sle, at[3], at[2]), u, scalar(d, float("-inf"))),
+        )  # fmt: skip
     # A query that may see no key gets zeros.
     top = finite_max(b, scores, [3], d)
     power = b.pointwise(scores.shape, [scores, top], d, d, d, lambda u, m: math.exp(arith.subf(u, m)))
@@ -63,17 +60,6 @@ def attention(
         return [out, None]
     log = b.pointwise(total.shape, [total, top], d, d, d, lambda t, m: arith.addf(math.log(t), m))
     return [out, b.reshape(log, q.shape[:3])]
-
-
-def _keep(b: GraphBuilder, scores: T, seen: Callable[[list[ir.Value]], ir.Value]) -> T:
-    """The scores where a query sees a key, elsewhere -inf; `seen` gets the coordinates."""
-    lowest = scalar(scores.dtype, float("-inf"))
-    return b.from_indices(scores.shape, [scores], scores.dtype, lambda at, u: arith.select(seen(at), u, lowest))
-
-
-def _even(b: GraphBuilder, x: T) -> T:
-    """One more key, of zeros: bf16 is multiplied in pairs of them."""
-    return b.pad(x, [0] * 4, [0, 0, 1, 0], 0)
 
 
 def _check(node: Any, dropout_p: float) -> None:

@@ -14,6 +14,7 @@ another address for A (Georganas et al., "Anatomy of high-performance deep learn
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from ...dialects import builders
@@ -42,7 +43,7 @@ class _Contraction:
         self.r = roles(kernel)
         self.op = kernel.domain.anchor
         self.env: dict[int, Index] = {}
-        self.width = strategy.columns * (strategy.lanes if strategy.dot is None else 1)
+        self.width = strategy.columns * strategy.lanes
 
     def _size(self, e: Evaluator, c: int) -> Number:
         return e.size(self.k.domain.sizes[c])
@@ -69,6 +70,9 @@ class _Contraction:
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
         self.out = self.k.bind(e, slots)
+        if self.s.dot_pairs:
+            self.wide = Evaluator(2 * self.s.lanes, status, self.k.shapes)
+            self.k.bind(self.wide, slots)
         self._prepare()
 
         def iteration(p: Number, _: Values) -> Values:
@@ -91,7 +95,7 @@ class _Contraction:
 
     def _prepare(self) -> None:
         """What the body needs once, before its loops."""
-        if self.s.looped_epilogue:
+        if self.s.looped_epilogue or self.s.dot is not None:
             self._make_scratch(self.s.rows)
 
     def _make_scratch(self, rows: int) -> None:
@@ -126,9 +130,6 @@ class _Contraction:
             self._rows(first, self.s.columns, None, row_block)
             return
         left = e.math.sub(size, first)
-        if self.s.dot is not None:
-            self._columns(first, e.math.minimum(e.math.add(first, self.width), size), row_block)
-            return
         if isinstance(size, int) and size < self.width:
             self._tail(first, size, row_block)
             return
@@ -143,15 +144,6 @@ class _Contraction:
                     self._tail(first, size % self.width if isinstance(size, int) else left, row_block)
                 scf.YieldOp([])
                 e.math.leave()
-
-    def _columns(self, first: Number, end: Number, row_block: Number) -> None:
-        """Dot form, a last block of columns: one at a time."""
-
-        def column(i: Number, _: Values) -> Values:
-            self._rows(i, 1, None, row_block)
-            return []
-
-        loop(self.e, first, end, 1, [], column)
 
     def _tail(self, first: Number, left: Number, row_block: Number) -> None:
         e = self.e
@@ -243,7 +235,7 @@ class _Contraction:
         e.math.enter()
         if self.s.dot is not None:
             assert first is not None
-            self._dot_tile(rows, [Index(e.math.add(first, j)) for j in range(len(masks))])
+            self._dot_tile(rows, first, masks)
             e.math.leave()
             return
         lanes = [Index(0)] if first is None else [Index(e.math.add(first, j * e.lanes), 1) for j in range(len(masks))]
@@ -261,31 +253,79 @@ class _Contraction:
             self._store(rows, lanes, masks, acc, stored_from)
         e.math.leave()
 
-    def _dot_tile(self, rows: list[Index], columns: list[Index]) -> None:
-        """Rows times columns of sums along the lanes, combined at the end."""
+    def _dot_tile(self, rows: list[Index], first: Number, masks: Sequence[ir.Value | None]) -> None:
+        """Rows times `width` columns of sums along the lanes; one column after the other is read, then all are stored."""
+        e, m = self.e, self.e.math
+        assert self.s.lane is not None
+        kind = m.vector_type(builders.element_type(self.op.results[0]))  # type: ignore[union-attr]
+
+        def column(j: Number, _: Values) -> Values:
+            for i, total in enumerate(self._dot_sums(rows, Index(m.add(first, j)))):
+                memref.store(total, self.scratch, [m.value(m.add(j, i * self.width))])
+            return []
+
+        loop(e, 0, m.minimum(self.width, m.sub(self._size(e, self.s.lane), first)), 1, [], column)
+        sums = [vector.load(kind, self.scratch, [m.value(i * self.width)]) for i in range(len(rows))]
+        self._store(rows, [Index(first, 1)], masks, sums)
+
+    def _dot_sums(self, rows: list[Index], column: Index) -> list[ir.Value]:
+        """One sum per row."""
         e = self.e
-        none: list[ir.Value | None] = [None] * len(columns)
         start = e.value(self.op.operands[2], ())  # type: ignore[union-attr]
         zero = e.math.splat(builders.constant(start.type, 0))
-        acc = self._reduce(list(self.r.reductions), rows, columns, none, [zero] * (len(rows) * len(columns)))
         floating = not isinstance(start.type, ir.IntegerType)
-        sums = []
-        for v in acc:
-            extra = {"fastmath": arith.FastMathFlags.reassoc} if floating else {}
-            total = vector.reduction(start.type, vector.CombiningKind.ADD, v, **extra)
-            sums.append(arith.addf(total, start) if floating else arith.addi(total, start))
-        self._store(rows, columns, none, sums)
+        sets: list[Values] = [[zero] * len(rows) for _ in range(self.s.unroll)]
+        if self.s.dot_pairs:
+            sets = self._dot_pairs(rows, column, sets)
+        elif self.s.unroll > 1:
+            sets = self._dot_block(list(self.r.reductions), rows, column, sets)
+        else:
+            sets = [self._reduce(list(self.r.reductions), rows, [column], [None], sets[0])]
+        out = []
+        extra = {"fastmath": arith.FastMathFlags.reassoc} if floating else {}
+        for parts in zip(*sets):
+            add = arith.addf if floating else arith.addi
+            total = functools.reduce(add, parts)
+            out.append(add(vector.reduction(start.type, vector.CombiningKind.ADD, total, **extra), start))
+        return out
+
+    def _dot_block(self, classes: list[int], rows: list[Index], column: Index, sets: list[Values]) -> list[Values]:
+        """Walk `dot`, the first of the classes."""
+
+        def block(i: Number, values: Values) -> Values:
+            self.env[classes[0]] = Index(i, 1)
+            return self._reduce(classes[1:], rows, [column], [self.e.mask], values)
+
+        return lane_loop(self.e, 0, self._size(self.e, classes[0]), self.s.unroll, sets, block)
+
+    def _dot_pairs(self, rows: list[Index], column: Index, sets: list[Values]) -> list[Values]:
+        """The same with `vdpbf16ps`: vectors of bf16 have twice the lanes."""
+        e, op = self.wide, self.op
+        assert op is not None and self.s.dot is not None
+        e.math.enter()
+
+        def block(i: Number, values: Values) -> Values:
+            self.env[self.s.dot] = Index(i, 1)  # type: ignore[index]
+            out = []
+            for row, total in zip(rows, values):
+                self._set(row, column)
+                loops = self._loops(op)
+                a, b = (
+                    e.math.splat(e.value(v, tuple(e.math.affine(x, loops) for x in m.results)))
+                    for v, m in list(zip(op.operands, st.maps(op)))[:2]
+                )
+                out.append(x86.avx512_dot(total, a, b))
+            return out
+
+        sets = lane_loop(e, 0, self._size(self.e, self.s.dot), self.s.unroll, sets, block)
+        e.math.leave()
+        return sets
 
     def _reduce(
         self, classes: list[int], rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values
     ) -> Values:
         if classes and classes[0] == self.s.dot:
-
-            def block(i: Number, values: Values) -> Values:
-                self.env[classes[0]] = Index(i, 1)
-                return self._reduce(classes[1:], rows, lanes, [self.e.mask] * len(lanes), values)
-
-            return lane_loop(self.e, 0, self._size(self.e, classes[0]), 1, [acc], block)[0]
+            return self._dot_block(classes, rows, lanes[0], [acc])[0]
         if classes and classes[0] == self.s.shared:
             return self._multiply_shared(classes[0], rows, lanes, masks, acc)
         if classes:
@@ -294,8 +334,15 @@ class _Contraction:
                 self.env[classes[0]] = Index(i)
                 return self._reduce(classes[1:], rows, lanes, masks, values)
 
-            width = 2 if classes[0] == self.s.pairs else 1
-            return loop(self.e, 0, self._size(self.e, classes[0]), width, acc, step)
+            size = self._size(self.e, classes[0])
+            if classes[0] != self.s.pairs:
+                return loop(self.e, 0, size, 1, acc, step)
+            assert isinstance(size, int)
+            acc = loop(self.e, 0, size - size % 2, 2, acc, step)
+            if size % 2:
+                self.env[classes[0]] = Index(size - 1)
+                acc = self._multiply_pairs(rows, lanes, acc, half=True)
+            return acc
         if self.s.pairs is not None:
             return self._multiply_pairs(rows, lanes, acc)
         e = self.e
@@ -332,8 +379,8 @@ class _Contraction:
         self.e.math.leave()
         return out
 
-    def _multiply_pairs(self, rows: list[Index], lanes: list[Index], acc: Values) -> Values:
-        """Two bf16 of every row, broadcast as 32 bits, times pairs of the packed operand."""
+    def _multiply_pairs(self, rows: list[Index], lanes: list[Index], acc: Values, half: bool = False) -> Values:
+        """Two bf16 of every row, broadcast as 32 bits, times pairs of the packed operand; with `half` the first is the last of its row."""
         e, op = self.e, self.op
         assert op is not None
         e.math.enter()
@@ -353,10 +400,12 @@ class _Contraction:
             for j, lane in enumerate(lanes):
                 self._set(row, Index(lane.base))
                 b = load(packed, wide)
-                two = load(1 - packed, ir.VectorType.get([2], bf16))
+                two = load(1 - packed, ir.VectorType.get([1 if half else 2], bf16))
 
                 def spread(two: ir.Value = two) -> ir.Value:
-                    word = vector.extract(vector.bitcast(ir.VectorType.get([1], i32), two), [], [0])
+                    width = ir.IntegerType.get_signless(16) if half else i32
+                    word = vector.extract(vector.bitcast(ir.VectorType.get([1], width), two), [], [0])
+                    word = arith.extui(i32, word) if half else word
                     return vector.bitcast(wide, vector.broadcast(ir.VectorType.get([e.lanes], i32), word))
 
                 a = e.math.once(("spread", two), spread)
