@@ -12,6 +12,7 @@ from ...errors import CompileError
 from ..strategy import ContractionStrategy, LoopStrategy, Strategy
 from .concat import vectorize_concat
 from .contraction import vectorize_contraction
+from .dot import vectorize_dot
 from .kernel import KernelFunction
 from .loops import vectorize_loops
 from .scan import vectorize_scan
@@ -26,7 +27,7 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
     match kernel.domain.kind:
         case "contraction" | "convolution":
             assert isinstance(strategy, ContractionStrategy)
-            build = vectorize_tiles if strategy.tiles else vectorize_contraction
+            build = vectorize_tiles if strategy.tiles else vectorize_contraction if strategy.dot is None else vectorize_dot
             return build(kernel, strategy, symbol)
         case "loops" | "rows":
             assert isinstance(strategy, LoopStrategy)

@@ -14,7 +14,6 @@ another address for A (Georganas et al., "Anatomy of high-performance deep learn
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 from ...dialects import builders
@@ -26,17 +25,17 @@ from . import entry
 from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
-from .nest import Values, constant_mask, delinearize, lane_loop, loop
+from .nest import Values, constant_mask, delinearize, loop
 from .roles import roles
 
 
 def vectorize_contraction(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
     """Build the vector-dialect module of a kernel whose anchor is a contraction or convolution."""
-    emitter = _Contraction(kernel, strategy)
+    emitter = Contraction(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
-class _Contraction:
+class Contraction:
     def __init__(self, kernel: KernelFunction, strategy: ContractionStrategy) -> None:
         self.k = kernel
         self.s = strategy
@@ -70,9 +69,6 @@ class _Contraction:
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
         self.out = self.k.bind(e, slots)
-        if self.s.dot_pairs:
-            self.wide = Evaluator(2 * self.s.lanes, status, self.k.shapes)
-            self.k.bind(self.wide, slots)
         self._prepare()
 
         def iteration(p: Number, _: Values) -> Values:
@@ -95,7 +91,7 @@ class _Contraction:
 
     def _prepare(self) -> None:
         """What the body needs once, before its loops."""
-        if self.s.looped_epilogue or self.s.dot is not None:
+        if self.s.looped_epilogue:
             self._make_scratch(self.s.rows)
 
     def _make_scratch(self, rows: int) -> None:
@@ -233,11 +229,6 @@ class _Contraction:
         """One register tile; rows before `stored_from` are computed, but not stored."""
         e = self.e
         e.math.enter()
-        if self.s.dot is not None:
-            assert first is not None
-            self._dot_tile(rows, first, masks)
-            e.math.leave()
-            return
         lanes = [Index(0)] if first is None else [Index(e.math.add(first, j * e.lanes), 1) for j in range(len(masks))]
         start = e.math.splat(e.value(self.op.operands[2], ()))  # type: ignore[union-attr]
         order = sorted(self.r.reductions, key=lambda c: c in (self.s.pairs, self.s.shared))
@@ -253,79 +244,9 @@ class _Contraction:
             self._store(rows, lanes, masks, acc, stored_from)
         e.math.leave()
 
-    def _dot_tile(self, rows: list[Index], first: Number, masks: Sequence[ir.Value | None]) -> None:
-        """Rows times `width` columns of sums along the lanes; one column after the other is read, then all are stored."""
-        e, m = self.e, self.e.math
-        assert self.s.lane is not None
-        kind = m.vector_type(builders.element_type(self.op.results[0]))  # type: ignore[union-attr]
-
-        def column(j: Number, _: Values) -> Values:
-            for i, total in enumerate(self._dot_sums(rows, Index(m.add(first, j)))):
-                memref.store(total, self.scratch, [m.value(m.add(j, i * self.width))])
-            return []
-
-        loop(e, 0, m.minimum(self.width, m.sub(self._size(e, self.s.lane), first)), 1, [], column)
-        sums = [vector.load(kind, self.scratch, [m.value(i * self.width)]) for i in range(len(rows))]
-        self._store(rows, [Index(first, 1)], masks, sums)
-
-    def _dot_sums(self, rows: list[Index], column: Index) -> list[ir.Value]:
-        """One sum per row."""
-        e = self.e
-        start = e.value(self.op.operands[2], ())  # type: ignore[union-attr]
-        zero = e.math.splat(builders.constant(start.type, 0))
-        floating = not isinstance(start.type, ir.IntegerType)
-        sets: list[Values] = [[zero] * len(rows) for _ in range(self.s.unroll)]
-        if self.s.dot_pairs:
-            sets = self._dot_pairs(rows, column, sets)
-        elif self.s.unroll > 1:
-            sets = self._dot_block(list(self.r.reductions), rows, column, sets)
-        else:
-            sets = [self._reduce(list(self.r.reductions), rows, [column], [None], sets[0])]
-        out = []
-        extra = {"fastmath": arith.FastMathFlags.reassoc} if floating else {}
-        for parts in zip(*sets):
-            add = arith.addf if floating else arith.addi
-            total = functools.reduce(add, parts)
-            out.append(add(vector.reduction(start.type, vector.CombiningKind.ADD, total, **extra), start))
-        return out
-
-    def _dot_block(self, classes: list[int], rows: list[Index], column: Index, sets: list[Values]) -> list[Values]:
-        """Walk `dot`, the first of the classes."""
-
-        def block(i: Number, values: Values) -> Values:
-            self.env[classes[0]] = Index(i, 1)
-            return self._reduce(classes[1:], rows, [column], [self.e.mask], values)
-
-        return lane_loop(self.e, 0, self._size(self.e, classes[0]), self.s.unroll, sets, block)
-
-    def _dot_pairs(self, rows: list[Index], column: Index, sets: list[Values]) -> list[Values]:
-        """The same with `vdpbf16ps`: vectors of bf16 have twice the lanes."""
-        e, op = self.wide, self.op
-        assert op is not None and self.s.dot is not None
-        e.math.enter()
-
-        def block(i: Number, values: Values) -> Values:
-            self.env[self.s.dot] = Index(i, 1)  # type: ignore[index]
-            out = []
-            for row, total in zip(rows, values):
-                self._set(row, column)
-                loops = self._loops(op)
-                a, b = (
-                    e.math.splat(e.value(v, tuple(e.math.affine(x, loops) for x in m.results)))
-                    for v, m in list(zip(op.operands, st.maps(op)))[:2]
-                )
-                out.append(x86.avx512_dot(total, a, b))
-            return out
-
-        sets = lane_loop(e, 0, self._size(self.e, self.s.dot), self.s.unroll, sets, block)
-        e.math.leave()
-        return sets
-
     def _reduce(
         self, classes: list[int], rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values
     ) -> Values:
-        if classes and classes[0] == self.s.dot:
-            return self._dot_block(classes, rows, lanes[0], [acc])[0]
         if classes and classes[0] == self.s.shared:
             return self._multiply_shared(classes[0], rows, lanes, masks, acc)
         if classes:

@@ -19,7 +19,7 @@ from ...dialects.mlir import func, ir, x86
 from .. import structure as st
 from ..strategy import ContractionStrategy
 from . import entry
-from .contraction import _Contraction
+from .contraction import Contraction
 from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number
@@ -41,8 +41,8 @@ def tile(rows: int, columns: int, element: str) -> ir.Type:
     return ir.Type.parse(f"!x86.amx.tile<{rows}x{columns}x{element}>")
 
 
-class _Tiles(_Contraction):
-    """As `_Contraction`, with the register tiles of a row range in functions per shape."""
+class _Tiles(Contraction):
+    """As `Contraction`, with the register tiles of a row range in functions per shape."""
 
     def __init__(self, kernel: KernelFunction, strategy: ContractionStrategy) -> None:
         super().__init__(kernel, strategy)
