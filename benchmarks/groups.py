@@ -120,7 +120,7 @@ def _kernels(gm: Any) -> list[_Kernel]:
     from mlirc.dialects.mlir import ir
     from mlirc.dialects.own import load_for
     from mlirc.driver import run_graph_passes
-    from mlirc.frontend.backend import weight_inputs
+    from mlirc.frontend.backend import static_inputs, weight_inputs
     from mlirc.frontend.imported import TensorSpec
     from mlirc.frontend.importer import import_graph
     from mlirc.lowering.target import Target
@@ -132,7 +132,7 @@ def _kernels(gm: Any) -> list[_Kernel]:
     with ir.Context(), ir.Location.unknown():
         graph = import_graph(gm, True, {})
         placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        weights = {placeholders[i] for i in weight_inputs(graph)}
+        weights = {placeholders[i] for i in weight_inputs(graph, static_inputs())}
         tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
         function, kernels = run_graph_passes(graph.module, [tensors.index(i) for i in graph.writes], Target.parse("host"))
         callees = [

@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 from torch._dynamo.backends.registry import register_backend
 
-from mlirc.benchmarks import demo, measure, models, suite, verdict
+from mlirc.benchmarks import contractions, demo, groups, limits, measure, models, suite, verdict
 from mlirc.tests import models as small
 
 
@@ -86,3 +86,29 @@ def test_verdict_allows_what_fp64_excuses_and_no_more():
     assert not verdict.same(eager, [eager[0] + 1e-2], fp64, torch.float32)
     assert not verdict.same(eager, [eager[0][:-1]], fp64, torch.float32)
     assert verdict.relative_error(eager, [eager[0] + 1e-2]) == pytest.approx(1e-2, rel=1e-3)
+
+
+def test_contractions(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    command = ["--shape", "33x17", "--rows", "1,3", "--dtypes", "f32,bf16", "--seconds", "0.001", "--out", str(out)]
+    result = CliRunner().invoke(contractions.main, command, catch_exceptions=False)
+    assert result.exit_code == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(r["dtype"], r["cold"], r["rows"]) for r in rows] == [(d, c, m) for d in ("f32", "bf16") for c in (False, True) for m in (1, 3)]
+    assert all(r["error"] < (1e-5 if r["dtype"] == "f32" else 0.05) and r["ratio"] > 0 and r["of limit"] > 0 for r in rows)
+    assert result.output.count("geometric mean") == 4
+
+
+def test_limits():
+    """That they are about this machine: the units are faster than memory, and caches than memory."""
+    assert limits.gflops("f32", 0.01) > 1 and limits.gflops("bf16", 0.01) > 1
+    assert limits.read_gbytes(1 << 20, 0.01) > 0.1
+
+
+def test_groups(tiny, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    command = ["--models", "tiny", "--backends", "eager,mlirc", "--seconds", "0.001", "--out", str(out)]
+    result = CliRunner().invoke(groups.main, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert rows and all(r["mlirc error"] < 1e-5 and r["kernels"] >= 1 and r["aten"] == 0 for r in rows)
