@@ -190,7 +190,7 @@ def measure(group: Group, backends: list[str], seconds: float) -> dict[str, Any]
     from mlirc.options import Options
 
     from .measure import alternate, median_ms
-    from .suite import _compiled
+    from .suite import compiled
 
     row: dict[str, Any] = {"model": group.model, "group": group.name, "calls": group.calls, "bytes": group.moved_bytes}
     arguments = group.arguments
@@ -200,7 +200,7 @@ def measure(group: Group, backends: list[str], seconds: float) -> dict[str, Any]
         expected = group.graph(*arguments)
         for backend in backends:
             torch._dynamo.reset()
-            call = _compiled(group.graph, backend)
+            call = compiled(group.graph, backend)
             got = call(*arguments)
             pairs = [(a, b) for a, b in zip(expected, got) if isinstance(a, torch.Tensor)]
             row[f"{backend} error"] = max(((a.double() - b.double()).abs().max().item() for a, b in pairs if a.numel()), default=0.0)
