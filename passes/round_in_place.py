@@ -40,17 +40,21 @@ def round_in_place(module: ir.Module) -> None:
             function.operation.walk(collect)
             if found:
                 exact: dict[ir.Value, bool] = {}
+                dead: list[ir.Operation] = []
                 with constants_at_start_of(function.regions[0].blocks[0]):
                     for op in found:
                         with ir.InsertionPoint(op), op.location:
-                            _rewrite(op, exact)
+                            _rewrite(op, exact, dead)
+                # Not sooner: a new value may get the address of an erased one, and with it what is known about that.
+                for op in dead:
+                    op.erase()
 
 
 def _element(value: ir.Value, kind: type) -> bool:
     return isinstance(element_type(value.type), kind)
 
 
-def _rewrite(op: ir.Operation, exact: dict[ir.Value, bool]) -> None:
+def _rewrite(op: ir.Operation, exact: dict[ir.Value, bool], dead: list[ir.Operation]) -> None:
     x, narrow = op.operands[0], op.results[0]
     widened = [w for use in narrow.uses if (w := use.owner.operation).name == "arith.extf" and _element(w.results[0], ir.F32Type)]
     if not _is_exact(x, exact):
@@ -60,10 +64,16 @@ def _rewrite(op: ir.Operation, exact: dict[ir.Value, bool]) -> None:
         exact[x] = True
     for w in widened:
         w.results[0].replace_all_uses_with(x)
-        w.erase()
-    if list(narrow.uses):
-        narrow.replace_all_uses_with(_upper_half(x))
-    op.erase()
+        dead.append(w)
+    others = [use.owner.operation for use in narrow.uses]
+    if any(user not in widened for user in others):
+        half = _upper_half(x)
+        for user in others:
+            if user not in widened:
+                for i, v in enumerate(user.operands):
+                    if v == narrow:
+                        user.operands[i] = half
+    dead.append(op)
 
 
 def _is_exact(value: ir.Value, known: dict[ir.Value, bool]) -> bool:
