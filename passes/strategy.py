@@ -150,9 +150,9 @@ def _loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
 
 
 def _paired(kernel: KernelFunction) -> tuple[int, int] | None:
-    """(lane class, class of two) of a kernel that stores pairs of 16-bit values next to each other, two elements from pair to pair."""
+    """(lane class, class of two) of a kernel that packs pairs of 16-bit values, two elements from pair to pair."""
     d, stores = kernel.domain, [a for a in kernel.accesses.items if a.store]
-    if d.reductions or len(stores) != 1 or builders.element_type(stores[0].value).width != 16:
+    if not any("mlirc.pack" in op.attributes for op in d.loops) or d.reductions or len(stores) != 1 or builders.element_type(stores[0].value).width != 16:
         return None
     steps = stores[0].steps
     pairs = next((c for c in d.rows if d.sizes[c] == 2 and steps.get(c) == 1), None)
