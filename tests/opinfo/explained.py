@@ -22,6 +22,13 @@ DIFFERS: dict[tuple[str, ...], str] = {
     "ours round to other neighbours than eager's; against fp64, our error is 0.012 at most, 0.0034 rms, eager's is 0.012 and 0.0035",
     ("special.i0e", "bf16", "gradient"): "i1e(x) - sgn(x) i0e(x) cancels, and autograd's formula takes i0e(x) from the forward pass, "
     "rounded to bf16; against fp64, the error is 0.0012 at most, both eager's and ours",
+    ("digamma", "f32", "gradient"): "eager's trigamma divides by sin(pi x)^2 in f32, which loses digits near its poles; against fp64, our "
+    "error is 0.00003 at most, eager's is 0.0043",
+    ("asin", "f16", "gradient"): "ATen's rsqrt rounds twice, after the root and after the division, in elements that do not fill a "
+    "vector (the last 16 of 400), and once in the others, as ours does",
+    ("fmod", "f16", "gradient"): "sums of products that eager rounds to f16; against fp64, our error is 0.054 at most, eager's is 0.37",
+    ("nn.functional.linear_cross_entropy", "bf16", "gradient"): "logits are rounded to bf16 before their exponentials are taken, and ours "
+    "to other neighbours than eager's; against fp64, over a hundred random inputs, our error is 0.0405 rms, eager's is 0.0409",
     ("special.xlog1py", "bf16 f16", "gradient"): "ATen's xlog1py rounds the logarithm to two bytes before it multiplies, ours rounds "
     "the product only, and sums of them cancel; against fp64, our error is 0.0014 rms in f16 and 0.011 in bf16, eager's is 0.0022 and "
     "0.016",
