@@ -13,7 +13,7 @@ DIFFERS: dict[tuple[str, ...], str] = {
     **{(f"polygamma.polygamma_n_{n}", "i16 i8", "forward"): _POLES for n in range(5)},
     ("addcdiv", "f16"): "Dynamo takes addcdiv with a factor apart into a division, a product and a sum, each of which rounds to f16",
     ("module:nn.MultiLabelMarginLoss", "f32"): "torch describes the loss of one sample without a batch as having one dim, ATen's has none",
-    ("max_pool2d_with_indices_backward", "f32", "dynamic"): "Dynamo cannot pass sizes known only at run time to this op",
+    ("max_pool2d_with_indices_backward", "f32 bf16", "dynamic"): "Dynamo cannot pass sizes known only at run time to this op",
     ("cov", "f32 bf16", "dynamic"): "torch cannot trace cov with weights when sizes are known only at run time",
     ("special.polygamma.special_polygamma_n_0", "i16 i8", "forward"): _POLES,
     ("nn.functional.batch_norm", "bf16", "gradient"): "the mean and deviation that are saved for the backward pass are bf16, and "
