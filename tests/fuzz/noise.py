@@ -37,6 +37,9 @@ ACCUMULATING = frozenset(
     logaddexp2""".split()
 )
 
+# Which of the two zeros they return depends on the order; divided by it, on the sign of an infinity.
+EXTREMA = frozenset("maximum minimum amax amin max min fmax fmin aminmax relu relu_ clamp clamp_ clamp_min clamp_max".split())
+
 
 class Noise(TorchDispatchMode):
     """Moves floating-point results by up to one unit of the precision that they are computed in."""
@@ -54,6 +57,10 @@ class Noise(TorchDispatchMode):
         step = x.double() * r * torch.finfo(x.dtype).eps
         return torch.where(x.isfinite(), x.double() + step, x.double()).to(x.dtype)
 
+    def sign(self, x: torch.Tensor) -> torch.Tensor:
+        """Zeros of either sign, of the shape and type of `x`."""
+        return (torch.rand(x.shape, generator=self.generator) - 0.5).sign().to(x.dtype) * 0.0
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
@@ -63,6 +70,10 @@ class Noise(TorchDispatchMode):
             kind = _finest(args)
             args = tuple(a if w else pytree.tree_map(lambda x: self.moved(x, kind), a) for a, w in zip(args, written))
         out = func(*args, **kwargs)
+        if name in EXTREMA:
+            for o in pytree.tree_leaves(out):
+                if o.is_floating_point() and _distinct(o):
+                    o.copy_(torch.where(o == 0, self.sign(o), o))
         if name in EXACT:
             return out
         if schema.is_mutable:
@@ -140,6 +151,6 @@ def excused(
             e, g, n = e.double(), g.double(), n.double()
             spread[i] = torch.maximum(spread[i], (n - e).abs().nan_to_num(0.0, 0.0, 0.0))
             good[i] |= (g - e).abs() <= 16 * spread[i]
-            # On the edge of overflow, or of a domain.
-            good[i] |= (n.isfinite() != e.isfinite()) | (n.isnan() != e.isnan())
+            # On the edge of overflow, or of a domain; an infinity of the other sign.
+            good[i] |= (n.isfinite() != e.isfinite()) | (n.isnan() != e.isnan()) | (n.isinf() & (n == g))
     return good

@@ -56,6 +56,13 @@ def test_sums_of_products_rounded_once_or_twice():
     check(f, lambda: (tensor((2000, 8), torch.float16, 1),))
 
 
+def test_either_zero_may_be_the_maximum():
+    zeros = torch.tensor([[0.0, -0.0], [-0.0, 0.0]]).repeat(5, 9)
+    check(lambda x: 1 / x.amax(1), lambda: (zeros.clone(),))
+    with pytest.raises(Difference):
+        check(lambda x: 1 / -x if compiling() else 1 / x, lambda: (zeros.clone(),))
+
+
 def test_second_call_with_other_sizes():
     def f(x):
         return x.sum(0) * (1 if x.shape[0] == 3 or not compiling() else 2)
