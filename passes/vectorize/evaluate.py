@@ -33,6 +33,15 @@ class Memory:
         return storage_type(self.element)
 
 
+def _one_lane(mask: ir.Value) -> bool:
+    """Whether a mask is a constant that lets one lane through.
+
+    LLVM 22 stores that lane as wide as it was before a `trunci`: over what lies behind it.
+    """
+    op = st.owner(mask)
+    return op is not None and op.name == "vector.constant_mask" and list(op.attributes["mask_dim_sizes"]) == [1]
+
+
 def storage_type(element: ir.Type) -> ir.Type:
     """bool is `i1` in the IR and a byte in memory."""
     if isinstance(element, ir.IntegerType) and element.width == 1:
@@ -425,6 +434,8 @@ class Evaluator:
         if at.vector is None and at.stride == 1:
             if self.mask is None:
                 vector.store(v, place.buffer, [m.value(at.base)])
+            elif _one_lane(self.mask):
+                memref.store(vector.extract(v, [], [0]), place.buffer, [m.value(at.base)])
             else:
                 vector.maskedstore(place.buffer, [m.value(at.base)], self.mask, v)
             return

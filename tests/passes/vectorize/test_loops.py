@@ -98,6 +98,28 @@ def test_types(dtype, name):
         assert untouched(out)
 
 
+NARROWER = [
+    (np.int32, np.int8, "trunci"), (np.int32, np.int16, "trunci"), (np.int64, np.int8, "trunci"), (np.int64, np.int32, "trunci"),
+    (np.int16, np.int8, "trunci"), (np.float32, np.int8, "fptosi"), (np.float32, np.float16, "truncf"), (np.float64, np.float32, "truncf"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "skylake-avx512"])
+@pytest.mark.parametrize("source,result,cast", NARROWER)
+def test_one_lane_that_gets_narrower(source, result, cast, target):
+    """A vector and one element more: LLVM stores that one in the width that it had before."""
+    a, b = (f"{'f' if np.dtype(d).kind == 'f' else 'i'}{8 * np.dtype(d).itemsize}" for d in (source, result))
+    for n in (1, 3, 9, 17, 33, 65):
+        x, y = f"tensor<5x{n}x{a}>", f"tensor<5x{n}x{b}>"
+        body = generic("%r", [("%x", x)], y, body=f"%o = arith.{cast} %a0 : {a} to {b}")
+        run = built(kernel([("%x", x)], body, [("%r", y)], [[n + 7, 1]]), target)
+        values = rng.integers(-99, 99, (5, n)).astype(source)
+        whole = np.full((5, n + 7), 77, result)
+        assert run(values, whole) == 0
+        np.testing.assert_array_equal(whole[:, :n], values.astype(result))
+        assert (whole[:, n:] == 77).all()
+
+
 def test_bool_is_a_byte():
     t, b = "tensor<37xf32>", "tensor<37xi1>"
     body = generic("%p", [("%x", t), ("%y", t)], b, body="%o = arith.cmpf olt, %a0, %a1 : f32") + generic("%r", [("%p", b), ("%q", b)], b, body="arith.xori")
