@@ -34,9 +34,11 @@ ACCUMULATING = frozenset(
     _softmax_backward_data _log_softmax_backward_data avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d index_add scatter_add
     upsample_bilinear2d upsample_linear1d logcumsumexp renorm cross_entropy nll_loss_forward mse_loss _fused_rms_norm
     rms_norm addmv addr _addmm_activation embedding_dense_backward sub add div addcmul addcdiv lerp logaddexp
-    logaddexp2""".split()
+    logaddexp2 digamma lgamma""".split()
 )
 
+# 1 + erf(x) is off by a rounding of 1: the result by one of the operand.
+CANCELLING = frozenset(("gelu", "gelu_backward"))
 # Which of the two zeros they return depends on the order; divided by it, on the sign of an infinity.
 EXTREMA = frozenset("maximum minimum amax amin max min fmax fmin aminmax relu relu_ clamp clamp_ clamp_min clamp_max".split())
 
@@ -55,7 +57,8 @@ class Noise(TorchDispatchMode):
         x = x.detach()
         r = torch.rand(x.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
         step = x.double() * r * torch.finfo(x.dtype).eps
-        return torch.where(x.isfinite(), x.double() + step, x.double()).to(x.dtype)
+        still = torch.where(x.isnan(), torch.copysign(x.double(), r), x.double())  # nobody knows the sign of NaN
+        return torch.where(x.isfinite(), x.double() + step, still).to(x.dtype)
 
     def sign(self, x: torch.Tensor) -> torch.Tensor:
         """Zeros of either sign, of the shape and type of `x`."""
@@ -84,6 +87,8 @@ class Noise(TorchDispatchMode):
             for o in pytree.tree_leaves(out):
                 if isinstance(o, torch.Tensor) and o.is_floating_point() and _distinct(o):
                     o.copy_(self.moved(o))
+                    if name in CANCELLING:
+                        o.add_(self.moved(args[0]) - args[0])
         return out
 
 

@@ -56,6 +56,24 @@ def test_sums_of_products_rounded_once_or_twice():
     check(f, lambda: (tensor((2000, 8), torch.float16, 1),))
 
 
+def test_what_torch_alone_does_is_asked_for_each_kind():
+    """AOTAutograd differs in values, and before that in strides."""
+
+    def f(x):
+        x.add_(x.narrow(0, 0, 1))  # in eager mode, of what is written already
+        return x.expand(2, *x.shape), x * 1
+
+    with pytest.raises(Difference) as e:
+        check(f, lambda: (tensor((5, 8), torch.int16, 1)[..., ::2],))
+    assert e.value.kind == "values" and e.value.by_torch
+
+
+def test_signs_of_nan_and_roundings_of_one():
+    nan = torch.full((3, 2), float("nan"))
+    check(lambda x: (-(x * 1) if compiling() else x * 1).signbit(), lambda: (nan.clone(),))
+    check(lambda x: x * 0.5 * (1 + torch.erf(x * 0.7071067811865476)) if compiling() else torch.nn.functional.gelu(x), lambda: (tensor((1000,), torch.float64) - 2,))
+
+
 def test_either_zero_may_be_the_maximum():
     zeros = torch.tensor([[0.0, -0.0], [-0.0, 0.0]]).repeat(5, 9)
     check(lambda x: 1 / x.amax(1), lambda: (zeros.clone(),))
