@@ -70,6 +70,10 @@ class ContractionStrategy:
     shared: int | None = None
     """The reduction class of a depthwise convolution that is unrolled in a register tile: its taps are at the same places for
     neighbouring rows, which share the loads."""
+    depth: int | None = None
+    """Elements of the reduction in a block, where a panel of the packed operand is too large to be read from cache by all rows."""
+    group: int = 1
+    """Lane blocks that are computed together then, so that they share the rows in cache."""
     short_rows: int = 1
     """The height of the second register tile where the number of rows is a symbol: a power of two, at least half of `rows`."""
     looped_epilogue: bool = False
@@ -312,10 +316,33 @@ def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     for c in r.reductions:
         work *= _known(d.sizes[c])
     rows = max(rows, 1)
+    depth, group = _depth(kernel, r, rows, columns * n) if dot is None and not tiles else (None, 1)
     short = 1 << (-(-rows // 2) - 1).bit_length()
     looped = rows * columns > 4 and dot is None and _epilogue_ops(kernel) > 12
     grain = max(1, WORK_PER_THREAD // max(work, 1))
-    return ContractionStrategy(n, rows, columns, r.row, r.lane, dot, unroll, dot_pairs, pairs, tiles, shared, short, looped, grain)
+    return ContractionStrategy(n, rows, columns, r.row, r.lane, dot, unroll, dot_pairs, pairs, tiles, shared, depth, group, short, looped, grain)
+
+
+PANEL_BYTES = 256 << 10
+"""Of a block of the packed operand: a quarter of a second-level cache of 1 MB."""
+MOST_GROUPED = 8
+
+
+def _depth(kernel: KernelFunction, r: Roles, rows: int, width: int) -> tuple[int | None, int]:
+    """(Elements in a block of the reduction, lane blocks in a group) where a panel is more than two blocks."""
+    d = kernel.domain
+    if len(r.reductions) != 1 or r.row is None or r.lane is None:
+        return None, 1
+    length, size, lane = (d.sizes[c] for c in (r.reductions[0], r.row, r.lane))
+    panel = next((a for a in kernel.accesses.items if a.op == d.anchor and not a.store and not a.steps.get(r.row)), None)
+    if not isinstance(length, int) or not isinstance(size, int) or size < 3 * rows or panel is None or length % 2:
+        return None, 1
+    depth = PANEL_BYTES // (width * builders.element_type(panel.value).width // 8)
+    if length <= 2 * depth:
+        return None, 1
+    row_blocks = -(-size // (8 * rows))
+    group = min(MOST_GROUPED, -(-_known(lane) // width) * row_blocks // 32)
+    return depth, group if group > 1 and row_blocks > 1 else 1
 
 
 TRANSCENDENTAL = 16

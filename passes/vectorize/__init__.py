@@ -12,6 +12,7 @@ from ...errors import CompileError
 from ..strategy import ContractionStrategy, LoopStrategy, Strategy
 from .concat import vectorize_concat
 from .contraction import vectorize_contraction
+from .deep import vectorize_deep
 from .dot import vectorize_dot
 from .kernel import KernelFunction
 from .loops import vectorize_loops
@@ -27,7 +28,13 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
     match kernel.domain.kind:
         case "contraction" | "convolution":
             assert isinstance(strategy, ContractionStrategy)
-            build = vectorize_tiles if strategy.tiles else vectorize_contraction if strategy.dot is None else vectorize_dot
+            build = vectorize_contraction
+            if strategy.tiles:
+                build = vectorize_tiles
+            elif strategy.dot is not None:
+                build = vectorize_dot
+            elif strategy.depth is not None:
+                build = vectorize_deep
             return build(kernel, strategy, symbol)
         case "loops" | "rows":
             assert isinstance(strategy, LoopStrategy)

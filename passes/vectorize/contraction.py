@@ -51,12 +51,16 @@ class Contraction:
         """Parallel range: outer classes, row blocks, lane blocks."""
         counts = [self._size(e, c) for c in self.r.outer]
         counts.append(1 if self.s.row is None else e.math.ceildiv(self._size(e, self.s.row), self._row_block()))
-        counts.append(1 if self.s.lane is None else e.math.ceildiv(self._size(e, self.s.lane), self.width))
+        counts.append(1 if self.s.lane is None else e.math.ceildiv(self._size(e, self.s.lane), self._lane_block()))
         return counts
 
     def _row_block(self) -> int:
         """Rows per parallel iteration: some register tiles, so that a panel of B is read from cache."""
         return self.s.rows * 4
+
+    def _lane_block(self) -> int:
+        """Lanes per parallel iteration."""
+        return self.width
 
     def trip(self, slots: list[ir.Value]) -> Number:
         e = Evaluator(self.s.lanes, slots[0] if slots else None, self.k.shapes)  # type: ignore[arg-type]
@@ -84,7 +88,7 @@ class Contraction:
                 at[place] = i
             for c, i in zip(self.r.outer, at):
                 self.env[c] = Index(i)
-            self._lanes(e.math.mul(at[n + 1], self.width), at[n])
+            self._lanes(e.math.mul(at[n + 1], self._lane_block()), at[n])
             return []
 
         loop(e, begin, end, 1, [], iteration)
@@ -101,14 +105,14 @@ class Contraction:
         self.scratch = memref.cast(ir.MemRefType.get([builders.DYNAMIC], element), place)
 
     def _store_from_scratch(
-        self, first: Number, rows: int, lanes: list[Index], masks: Sequence[ir.Value | None], skipped: Number = 0
+        self, first: Number, rows: Number, lanes: list[Index], masks: Sequence[ir.Value | None], skipped: Number = 0, corner: Number = 0
     ) -> None:
-        """The epilogue of `rows` rows from `first` on, but for the `skipped` first ones, on the sums in the scratch."""
+        """The epilogue of `rows` rows from `first` on, but for the `skipped` first ones, on the sums in the scratch, from `corner` on."""
         e, m = self.e, self.e.math
 
         def row(r: Number, _: Values) -> Values:
             kind = m.vector_type(builders.element_type(self.op.results[0]))  # type: ignore[union-attr]
-            places = [m.add(m.mul(r, self.width), j * e.lanes) for j in range(len(lanes))]
+            places = [m.add(m.add(corner, m.mul(r, self.width)), j * e.lanes) for j in range(len(lanes))]
             sums = [vector.load(kind, self.scratch, [m.value(at)]) for at in places]
             self._store([Index(m.add(first, r))], lanes, masks, sums)
             return []
@@ -244,6 +248,10 @@ class Contraction:
             self._store(rows, lanes, masks, acc, stored_from)
         e.math.leave()
 
+    def _range(self, c: int) -> tuple[Number, Number]:
+        """What a tile walks of a reduction class: from where to where."""
+        return 0, self._size(self.e, c)
+
     def _reduce(
         self, classes: list[int], rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values
     ) -> Values:
@@ -255,11 +263,12 @@ class Contraction:
                 self.env[classes[0]] = Index(i)
                 return self._reduce(classes[1:], rows, lanes, masks, values)
 
-            size = self._size(self.e, classes[0])
+            begin, size = self._range(classes[0])
             if classes[0] != self.s.pairs:
-                return loop(self.e, 0, size, 1, acc, step)
-            assert isinstance(size, int)
-            acc = loop(self.e, 0, size - size % 2, 2, acc, step)
+                return loop(self.e, begin, size, 1, acc, step)
+            if not isinstance(size, int):  # a block of pairs
+                return loop(self.e, begin, size, 2, acc, step)
+            acc = loop(self.e, begin, size - size % 2, 2, acc, step)
             if size % 2:
                 self.env[classes[0]] = Index(size - 1)
                 acc = self._multiply_pairs(rows, lanes, acc, half=True)

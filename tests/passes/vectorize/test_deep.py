@@ -1,0 +1,59 @@
+"""Reductions that are cut in blocks: as right as in one, with every tail, and no more stores to the result than before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mlirc import driver
+from mlirc.lowering.target import Target
+from mlirc.passes import strategy
+from mlirc.tests.frontend.compare import compare
+from mlirc.tests.passes.vectorize.test_tiles import LINEAR
+
+OPTIONS = {"strict": True, "cache": False, "workers": 1}
+
+
+@pytest.fixture
+def small_panels(monkeypatch: pytest.MonkeyPatch) -> list[strategy.ContractionStrategy]:
+    """Blocks of 16 elements in f32, in this process, where kernels are compiled too; the strategies that were chosen."""
+    chosen = []
+    select = strategy.select_strategy
+
+    def here(kernel, target):  # noqa: ANN001, ANN202
+        chosen.append(select(kernel, target))
+        return chosen[-1]
+
+    monkeypatch.setattr(strategy, "PANEL_BYTES", 32 * 4 * 16)
+    monkeypatch.setattr(driver, "select_strategy", here)
+    monkeypatch.setattr(driver, "compile_kernels", _in_this_process)
+    return chosen
+
+
+def _in_this_process(kernels, target, options, files=()):  # noqa: ANN001, ANN202
+    return [driver.CompiledKernel(k.name, f"deep_{k.name}", driver.compile_kernel(k.text, target, f"deep_{k.name}"), k.origins) for k in kernels]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "k", "n", "target"),
+    [(45, 130, 70, "host"), (300, 100, 40, "host"), (128, 96, 64, "host"), (500, 80, 600, "host"), (50, 130, 70, "x86-64-v3")],
+)
+def test_blocks(small_panels, rows: int, k: int, n: int, target: str, dtype: torch.dtype) -> None:  # noqa: ANN001
+    torch.manual_seed(0)
+    x, w, b = torch.randn(rows, k, dtype=dtype), torch.randn(n, k, dtype=dtype), torch.randn(n, dtype=dtype)
+    compare(lambda x, w, b: (F.gelu(F.linear(x, w, b)), x @ w.t()), x, w, b, options={**OPTIONS, "target": target})
+    deep = [s for s in small_panels if isinstance(s, strategy.ContractionStrategy) and s.depth is not None]
+    assert deep and (rows < 500 or any(s.group > 1 for s in deep))
+
+
+def test_only_large_panels_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, str] = {}
+    driver.compile_kernel(LINEAR, Target.parse("znver4"), "k", lambda name, what: seen.update({name: str(what)}))
+    assert "depth=None" in seen["strategy"]
+    monkeypatch.setattr(strategy, "PANEL_BYTES", 32 * 2 * 16)
+    driver.compile_kernel(LINEAR, Target.parse("znver4"), "k", lambda name, what: seen.update({name: str(what)}))
+    assert "depth=16" in seen["strategy"]
+    loops = [part for part in seen["asm"].split("\n.L") if part.count("vdpbf16ps") >= 16]
+    assert loops and all("(%rsp)" not in part[part.index("vdpbf16ps") : part.rindex("vdpbf16ps")] for part in loops)
