@@ -34,7 +34,7 @@ ACCUMULATING = frozenset(
     _softmax_backward_data _log_softmax_backward_data avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d index_add scatter_add
     upsample_bilinear2d upsample_linear1d logcumsumexp renorm cross_entropy nll_loss_forward mse_loss _fused_rms_norm
     rms_norm addmv addr _addmm_activation embedding_dense_backward sub add div addcmul addcdiv lerp logaddexp
-    logaddexp2 digamma lgamma""".split()
+    logaddexp2 digamma lgamma polygamma""".split()
 )
 
 # 1 + erf(x) is off by a rounding of 1: the result by one of the operand.
@@ -156,6 +156,8 @@ def excused(
             e, g, n = e.double(), g.double(), n.double()
             spread[i] = torch.maximum(spread[i], (n - e).abs().nan_to_num(0.0, 0.0, 0.0))
             good[i] |= (g - e).abs() <= 16 * spread[i]
+            # At a pole, where eager mode is as much off as its result is large.
+            good[i] |= g.isinf() & (spread[i] >= e.abs() / 2) & (e.abs() > 1e6)
             # On the edge of overflow, or of a domain; an infinity of the other sign.
             good[i] |= (n.isfinite() != e.isfinite()) | (n.isnan() != e.isnan()) | (n.isinf() & (n == g))
     return good

@@ -74,6 +74,10 @@ def test_signs_of_nan_and_roundings_of_one():
     check(lambda x: x * 0.5 * (1 + torch.erf(x * 0.7071067811865476)) if compiling() else torch.nn.functional.gelu(x), lambda: (tensor((1000,), torch.float64) - 2,))
 
 
+def test_poles():
+    check(torch.digamma, lambda: (torch.tensor([-1.0, -2.0, -3.0, 0.5]),), grad=True)
+
+
 def test_either_zero_may_be_the_maximum():
     zeros = torch.tensor([[0.0, -0.0], [-0.0, 0.0]]).repeat(5, 9)
     check(lambda x: 1 / x.amax(1), lambda: (zeros.clone(),))
