@@ -74,6 +74,9 @@ class ContractionStrategy:
     """Elements of the reduction in a block, where a panel of the packed operand is too large to be read from cache by all rows."""
     group: int = 1
     """Lane blocks that are computed together then, so that they share the rows in cache."""
+    lanes_first: bool = False
+    """Whether the blocks of lanes are the outermost loop, so that a panel of the packed operand serves the whole image before the
+    next one is loaded; else the outer classes are, and all panels serve one of their rows."""
     short_rows: int = 1
     """The height of the second register tile where the number of rows is a symbol: a power of two, at least half of `rows`."""
     looped_epilogue: bool = False
@@ -320,7 +323,10 @@ def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     short = 1 << (-(-rows // 2) - 1).bit_length()
     looped = rows * columns > 4 and dot is None and _epilogue_ops(kernel) > 12
     grain = max(1, WORK_PER_THREAD // max(work, 1))
-    return ContractionStrategy(n, rows, columns, r.row, r.lane, dot, unroll, dot_pairs, pairs, tiles, shared, depth, group, short, looped, grain)
+    first = shared is not None or _lanes_first(kernel, r, columns * n)
+    return ContractionStrategy(
+        n, rows, columns, r.row, r.lane, dot, unroll, dot_pairs, pairs, tiles, shared, depth, group, first, short, looped, grain
+    )
 
 
 PANEL_BYTES = 256 << 10
@@ -361,6 +367,33 @@ def _epilogue_ops(kernel: KernelFunction) -> int:
         for inner in op.regions[0].blocks[0].operations:
             name = st.operation(inner).name
             n += TRANSCENDENTAL if name.startswith(("math.", "mlirc.")) and name not in PLAIN else 1
+    return n
+
+
+CACHED = 1 << 19
+"""Bytes of an operand that stay in a core's second-level cache while others pass through."""
+
+
+def _lanes_first(kernel: KernelFunction, r: Roles, width: int) -> bool:
+    """Whether reading the other operand for every block of lanes moves less memory than reading all panels for every outer row."""
+    from .vectorize.roles import used_loops
+
+    op = kernel.domain.anchor
+    assert op is not None
+    packed, image = (1, 0) if not r.swapped else (0, 1)
+    classes = {kernel.domain.loops[op][d] for d in used_loops(st.maps(op)[packed])}
+    if r.lane is None or classes & set(r.outer):
+        return False
+    blocks = -(-_known(kernel.domain.sizes[r.lane]) // width)
+    panels, whole = (_bytes(op.operands[i], kernel) for i in (packed, image))
+    by_rows = panels * _product(r.outer, kernel.domain.sizes) if panels > CACHED else 0
+    return (whole * blocks if whole > CACHED else 0) < by_rows
+
+
+def _bytes(value: ir.Value, kernel: KernelFunction) -> int:
+    n = builders.element_type(value).width // 8
+    for size in kernel.shapes.of(value):
+        n *= _known(size)
     return n
 
 

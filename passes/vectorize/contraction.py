@@ -77,12 +77,9 @@ class Contraction:
 
         def iteration(p: Number, _: Values) -> Values:
             counts = self._counts(e)
-            # Lane blocks outermost, row blocks innermost: neighbours share a panel of B.
+            # Row blocks innermost: neighbours share a panel of B.
             n = len(self.r.outer)
-            order = [*range(n), n + 1, n]
-            if self.s.shared is not None:
-                # Nor is there more of it than fits the first-level cache; what neighbours share are the rows of the image.
-                order = [n + 1, *range(n), n]
+            order = [n + 1, *range(n), n] if self.s.lanes_first else [*range(n), n + 1, n]
             at: list[Number] = [0] * len(counts)
             for place, i in zip(order, delinearize(e, p, [counts[k] for k in order])):
                 at[place] = i

@@ -25,7 +25,7 @@ def roles(kernel: KernelFunction) -> Roles:
     op = kernel.domain.anchor
     assert op is not None
     classes = kernel.domain.loops[op]
-    a, b = [_used(m) for m in st.maps(op)[:2]]
+    a, b = [used_loops(m) for m in st.maps(op)[:2]]
     order = [d for d in st.map_dims(st.maps(op)[2]) if d is not None and classes[d] is not None]
     lane = order[-1] if order else None
     swapped = lane is not None and lane in a and lane not in b
@@ -47,7 +47,7 @@ def _larger(kernel: KernelFunction, a: int | None, b: int | None) -> bool:
     return isinstance(x, int) and isinstance(y, int) and x > 2 * y
 
 
-def _used(m: ir.AffineMap) -> set[int]:
+def used_loops(m: ir.AffineMap) -> set[int]:
     """Loops that occur in a map."""
     out: set[int] = set()
 

@@ -120,3 +120,15 @@ def test_batch_norm_behind_a_convolution_follows_its_statistics(dtype, target):
         for change in (lambda: None, lambda: module.norm.running_mean.add_(3), lambda: module.norm.weight.mul_(-1)):
             change()
             close("output", module(x, y), compiled(x, y), 4)
+
+
+@pytest.mark.parametrize("target", ["host", "x86-64-v3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_large_weights_on_small_images(dtype, target):
+    """More weights than stay in a cache: blocks of channels are the outermost loop, the last of them partial."""
+    torch._dynamo.reset()
+    module = nn.Conv2d(128, 300, 3, 2, 1).eval().to(dtype)
+    x = torch.randn(2, 128, 9, 11, dtype=dtype)
+    with torch.no_grad():
+        got = torch.compile(module, backend="mlirc", options={**OPTIONS, "target": target})(x)
+        close("output", module.double()(x.double()).to(dtype), got, 8)

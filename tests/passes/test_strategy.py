@@ -63,6 +63,21 @@ def test_tiles_fit_the_registers():
             assert s.rows <= max(m, 1)
 
 
+def convolution(size: int, inputs: int, outputs: int) -> str:
+    """3x3 on a padded image [size + 2][size + 2][inputs], weights in panels of 32."""
+    x, w, y = f"tensor<{size + 2}x{size + 2}x{inputs}xf32>", f"tensor<{outputs // 32}x3x3x{inputs}x32xf32>", f"tensor<{size}x{size}x{outputs}xf32>"
+    maps = ["i + l, j + m, n", "k floordiv 32, l, m, n, k mod 32", "i, j, k"]
+    body = "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32"
+    op = generic("%y", [("%x", x), ("%w", w)], y, maps, body, "ppprrr", "ijklmn", "0.0", "convolution")
+    return kernel([("%x", x), ("%w", w)], op, [("%y", y)], [[size * outputs, outputs, 1]])
+
+
+@pytest.mark.parametrize("size, channels, first", [(7, 512, True), (14, 256, True), (56, 64, False), (256, 32, False)])
+def test_panels_that_do_not_stay_in_the_cache_serve_the_whole_image(size, channels, first):
+    s = strategy(convolution(size, channels, channels))
+    assert isinstance(s, ContractionStrategy) and s.lanes_first == first
+
+
 def test_it_is_written_on_the_kernel():
     filecheck(stages(elementwise(30, 70))["strategy"], 'CHECK: func.func @kernel\nCHECK-SAME: mlirc.strategy = "{{.*}}lanes=16{{.*}}kind=loops')
     filecheck(stages(product(30, 40, 70))["strategy"], "CHECK: mlirc.strategy = {{.*}}rows={{[0-9]+}}{{.*}}kind=contraction")
