@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Callable
 
-from ..dialects.mlir import PassManager, arith, ir, memref, translate_module_to_llvmir, vector
+from ..dialects.mlir import PassManager, arith, ir, translate_module_to_llvmir, vector
 from ..errors import CompileError
 from .transpose import transpose
 
@@ -101,7 +101,6 @@ def _expand_for_x86(module: ir.Module) -> None:
     `arith.truncf` and `extf` between f64 and f16 or bf16 -> through f32, as torch does (LLVM calls a library).
     `arith.maximumf` and `minimumf`, alone or as reductions: which of two zeros it is does not matter (`nsz`), as in torch; that
     saves half of the instructions.
-    `vector.maskedstore` of one lane -> a scalar store: of a vector that was narrowed, LLVM 22 stores as many bytes as it had before.
     """
     found: list[ir.Operation] = []
 
@@ -152,14 +151,6 @@ def _mask(op: ir.Operation) -> ir.Value | None:
     return arith.cmpi(arith.CmpIPredicate.slt, arith.constant(numbers_type, numbers), wanted)
 
 
-def _one_lane(op: ir.Operation) -> None:
-    base, *indices, mask, value = op.operands
-    made = None if isinstance(mask.owner, ir.Block) else mask.owner.operation
-    if made is not None and made.name == "vector.constant_mask" and list(made.attributes["mask_dim_sizes"]) == [1]:
-        memref.store(vector.extract(value, [], [0]), base, indices)
-        op.operation.erase()
-
-
 def _any_zero(op: ir.Operation) -> None:
     if op.name == "vector.reduction" and "imumf" not in str(op.attributes["kind"]):
         return
@@ -175,7 +166,6 @@ _EXPANSIONS: dict[str, Callable[[ir.Operation], ir.Value | None]] = {
     "arith.minimumf": _any_zero,
     "vector.reduction": _any_zero,
     "vector.create_mask": _mask,
-    "vector.maskedstore": _one_lane,
     "vector.transpose": lambda op: transpose(op.operands[0], list(op.attributes["permutation"])),
 }
 

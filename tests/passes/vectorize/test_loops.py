@@ -223,16 +223,3 @@ def test_sums_of_products_multiply_and_add_at_once():
     assert run(x, y, got) == 0
     np.testing.assert_allclose(got, (x * y).sum(1), rtol=1e-4, atol=1e-4)
     assert untouched(got)
-
-
-@pytest.mark.parametrize("target", ["host", "x86-64-v3"])
-@pytest.mark.parametrize("kind, dtype", [("i16", np.int16), ("i8", np.int8)])
-def test_a_last_lane_of_narrow_numbers_leaves_its_neighbours_alone(kind, dtype, target):
-    """33 columns of rows that are 40 apart: what lies between them is not written."""
-    wide, narrow = "tensor<5x33xi32>", f"tensor<5x33x{kind}>"
-    body = generic("%r", [("%x", wide)], narrow, body=f"%o = arith.trunci %a0 : i32 to {kind}")
-    run = built(kernel([("%x", wide)], body, [("%r", narrow)], [[40, 1]]), target)
-    x = np.arange(165, dtype=np.int32).reshape(5, 33)
-    out = np.full((5, 40), -1, dtype)
-    assert run(x, out) == 0
-    assert (out[:, :33] == x.astype(dtype)).all() and (out[:, 33:] == -1).all()
