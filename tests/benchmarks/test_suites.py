@@ -110,7 +110,7 @@ def test_run_writes_a_row_and_continues(builders, tmp_path, monkeypatch):
     assert row["compile_s"] > 0 and row["speedup"] == pytest.approx(row["eager_ms"] / row["ms"])
     assert row["peak_mb"] > 0 and row["eager_peak_mb"] > 0 and row["parameters"] == 8 * 16 + 16 + 16 * 4 + 4
     assert row["aten"] == [] and row["aten_share"] == 0 and row["warnings"] == []
-    assert len(row["slowest"]) == row["kernels"] and all(k["ms"] > 0 and 0 < k["share"] < 1 for k in row["slowest"])
+    assert 0 < len(row["slowest"]) <= row["kernels"] and all(k["ms"] > 0 and 0 < k["share"] < 1 for k in row["slowest"])
 
     def fail(*_):
         raise AssertionError("a finished case was run again")
