@@ -354,6 +354,9 @@ def _depth(kernel: KernelFunction, r: Roles, rows: int, width: int) -> tuple[int
 TRANSCENDENTAL = 16
 """What a function such as exp counts as, in ops."""
 
+ROUNDING = 4
+"""What a rounding to 16 bits counts as: integer arithmetic."""
+
 PLAIN = {"math.fma", "math.absf", "math.copysign", "math.sqrt"}
 """Ops of the math dialect that are an instruction."""
 
@@ -366,7 +369,10 @@ def _epilogue_ops(kernel: KernelFunction) -> int:
             continue
         for inner in op.regions[0].blocks[0].operations:
             name = st.operation(inner).name
-            n += TRANSCENDENTAL if name.startswith(("math.", "mlirc.")) and name not in PLAIN else 1
+            if name == "arith.truncf":
+                n += ROUNDING
+            else:
+                n += TRANSCENDENTAL if name.startswith(("math.", "mlirc.")) and name not in PLAIN else 1
     return n
 
 
