@@ -325,8 +325,9 @@ def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     grain = max(1, WORK_PER_THREAD // max(work, 1))
     first = shared is not None or _lanes_first(kernel, r, columns * n)
     return ContractionStrategy(
-        n, rows, columns, r.row, r.lane, dot, unroll, dot_pairs, pairs, tiles, shared, depth, group, first, short, looped, grain
-    )
+        lanes=n, rows=rows, columns=columns, row=r.row, lane=r.lane, dot=dot, unroll=unroll, dot_pairs=dot_pairs, pairs=pairs,
+        tiles=tiles, shared=shared, depth=depth, group=group, lanes_first=first, short_rows=short, looped_epilogue=looped, grain=grain,
+    )  # fmt: skip
 
 
 PANEL_BYTES = 256 << 10
