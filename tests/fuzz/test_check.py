@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlirc.tests.fuzz.check import Difference, check
+from mlirc.tests.fuzz.check import Difference, Run, check, compare
 from mlirc.tests.fuzz.executor import Executor
 from mlirc.tests.fuzz.noise import near
 from mlirc.tests.fuzz.tensors import tensor
@@ -56,16 +56,15 @@ def test_sums_of_products_rounded_once_or_twice():
     check(f, lambda: (tensor((2000, 8), torch.float16, 1),))
 
 
-def test_what_torch_alone_does_is_asked_for_each_kind():
-    """AOTAutograd differs in values, and before that in strides."""
-
-    def f(x):
-        x.add_(x.narrow(0, 0, 1))  # in eager mode, of what is written already
-        return x.expand(2, *x.shape), x * 1
-
-    with pytest.raises(Difference) as e:
-        check(f, lambda: (tensor((5, 8), torch.int16, 1)[..., ::2],))
-    assert e.value.kind == "values" and e.value.by_torch
+def test_one_kind_of_difference_is_asked_for():
+    """The second opinion is about the difference that was found, and not about another that comes before it."""
+    x = tensor((7, 5), torch.float32, 1)
+    eager, got = Run(lambda x: x * 2, (x,), False), Run(lambda x: (x.t().contiguous() * 2 + 1).t(), (x,), False)
+    for only, kind in [("", "strides"), ("strides", "strides"), ("values", "values")]:
+        with pytest.raises(Difference) as e:
+            compare(eager, got, "", lambda mode: Run(lambda x: x * 2, (x,), False, mode), only)
+        assert e.value.kind == kind
+    compare(eager, got, "", lambda mode: eager, "aliasing")
 
 
 def test_signs_of_nan_and_roundings_of_one():
