@@ -12,7 +12,6 @@ the same run (`benchmarks.limits`).
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import geometric_mean
@@ -33,7 +32,7 @@ SHAPES: dict[str, list[tuple[int, int]]] = {
 """(features in, features out) of the layers. ViT-B/16 has BERT-base's, an MLP 1024 BERT-large's."""
 ROWS = (1, 4, 16, 64, 128, 197, 512, 2048)
 COLD_BYTES = 96 << 20
-LEAST_LAYERS, MOST_LAYERS = 4, 64
+LEAST_LAYERS, HOT_LAYERS, MOST_LAYERS = 4, 8, 256
 MOST_FLOPS = 4e9
 """Of one call of a chain, where it still has `LEAST_LAYERS` layers."""
 
@@ -43,8 +42,8 @@ def chain(k: int, n: int, rows: int, dtype: Any, cold: bool) -> tuple[Any, list[
     import torch
 
     weight_bytes = k * n * dtype.itemsize
-    layers = -(-COLD_BYTES // weight_bytes) if cold else 8
-    layers = max(LEAST_LAYERS, min(layers, MOST_LAYERS if not cold else 4 * MOST_LAYERS, int(MOST_FLOPS / (2 * rows * k * n))))
+    layers = -(-COLD_BYTES // weight_bytes) if cold else HOT_LAYERS
+    layers = max(LEAST_LAYERS, min(layers, MOST_LAYERS, int(MOST_FLOPS / (2 * rows * k * n))))
 
     class Chain(torch.nn.Module):
         def __init__(self) -> None:
@@ -204,7 +203,6 @@ def main(
                             file.write(json.dumps(row) + "\n")
     for line in summary(found):
         click.echo(line)
-    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -52,26 +52,15 @@ class Graph:
                 return
 
 
-def _sink_reshapes(graph: Graph) -> None:
-    sink_reshapes(graph.function)
-    graph.clean()
-    _fold_transposes(graph)
+def _cleaned(*steps: Callable[[ir.Operation], None]) -> Callable[[Graph], None]:
+    """Passes on the graph's function, what they leave behind dropped after each."""
 
+    def run(graph: Graph) -> None:
+        for step in steps:
+            step(graph.function)
+            graph.clean()
 
-def _fold_transposes(graph: Graph) -> None:
-    fold_transposes(graph.function)
-    graph.clean()
-
-
-def _raise_collapses(graph: Graph) -> None:
-    raise_collapses(graph.function)
-    graph.clean()
-    _fold_transposes(graph)
-
-
-def _pad_concats(graph: Graph) -> None:
-    pad_concats(graph.function)
-    graph.clean()
+    return run
 
 
 def _outline(graph: Graph) -> None:
@@ -81,10 +70,10 @@ def _outline(graph: Graph) -> None:
 GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "linalg": lambda graph: None,
     "canonicalize": Graph.clean,
-    "fold-transposes": _fold_transposes,
-    "sink-reshapes": _sink_reshapes,
-    "raise-collapses": _raise_collapses,
-    "pad-concats": _pad_concats,
+    "fold-transposes": _cleaned(fold_transposes),
+    "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),
+    "raise-collapses": _cleaned(raise_collapses, fold_transposes),
+    "pad-concats": _cleaned(pad_concats),
     "materialize": lambda graph: materialize(graph.function, graph.writes),
     "pack": lambda graph: pack(graph.function, pack_shape(graph.target)),
     "fusion": lambda graph: fuse(graph.function, Layouts(graph.function).shapes),

@@ -122,8 +122,6 @@ def _loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     rows, inner = [c for c in d.rows if c != pairs], list(d.inner)
     sizes = list(d.sizes)
     merged: dict[int, int] = {}
-    if lane is not None:
-        rows = [*(c for c in rows if c != lane), lane]
     rows = _merge(_memory_order(rows, kernel), acc, sizes, merged)
     inner = _merge(_memory_order(inner, kernel), acc, sizes, merged)
     lane = _lane(rows, inner, sizes, kernel) if lane is None else lane
@@ -333,6 +331,8 @@ def _contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
 PANEL_BYTES = 256 << 10
 """Of a block of the packed operand: a quarter of a second-level cache of 1 MB."""
 MOST_GROUPED = 8
+ROW_TILES = 8
+"""That share a block: their sums stay in the first-level cache."""
 
 
 def _depth(kernel: KernelFunction, r: Roles, rows: int, width: int) -> tuple[int | None, int]:
@@ -347,7 +347,7 @@ def _depth(kernel: KernelFunction, r: Roles, rows: int, width: int) -> tuple[int
     depth = PANEL_BYTES // (width * builders.element_type(panel.value).width // 8)
     if length <= 2 * depth:
         return None, 1
-    row_blocks = -(-size // (8 * rows))
+    row_blocks = -(-size // (ROW_TILES * rows))
     group = min(MOST_GROUPED, -(-_known(lane) // width) * row_blocks // 32)
     return depth, group if group > 1 and row_blocks > 1 else 1
 

@@ -16,15 +16,12 @@ from collections.abc import Sequence
 
 from ...dialects import builders
 from ...dialects.mlir import ir, vector
-from ..strategy import ContractionStrategy
+from ..strategy import ROW_TILES, ContractionStrategy
 from . import entry
 from .contraction import Contraction
 from .kernel import KernelFunction
 from .lanes import Index, Number
 from .nest import Values, loop
-
-TILES = 8
-"""Row tiles that share a block: their sums stay in the first-level cache."""
 
 
 def vectorize_deep(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
@@ -43,7 +40,7 @@ class _Deep(Contraction):
     """Where the sums of the lane block begin in the scratch."""
 
     def _row_block(self) -> int:
-        return self.s.rows * TILES
+        return self.s.rows * ROW_TILES
 
     def _lane_block(self) -> int:
         return self.width * self.s.group
