@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from mlirc import driver
 from mlirc.lowering.target import Target
 from mlirc.passes import strategy
+from mlirc.passes.strategy import contractions
 from mlirc.tests.frontend.compare import compare
 from mlirc.tests.passes.vectorize.test_tiles import LINEAR
 
@@ -25,7 +26,7 @@ def small_panels(monkeypatch: pytest.MonkeyPatch) -> list[strategy.ContractionSt
         chosen.append(select(kernel, target))
         return chosen[-1]
 
-    monkeypatch.setattr(strategy, "PANEL_BYTES", 32 * 4 * 16)
+    monkeypatch.setattr(contractions, "PANEL_BYTES", 32 * 4 * 16)
     monkeypatch.setattr(driver, "select_strategy", here)
     monkeypatch.setattr(driver, "compile_kernels", _in_this_process)
     return chosen
@@ -52,7 +53,7 @@ def test_only_large_panels_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, str] = {}
     driver.compile_kernel(LINEAR, Target.parse("znver4"), "k", lambda name, what: seen.update({name: str(what)}))
     assert "depth=None" in seen["strategy"]
-    monkeypatch.setattr(strategy, "PANEL_BYTES", 32 * 2 * 16)
+    monkeypatch.setattr(contractions, "PANEL_BYTES", 32 * 2 * 16)
     driver.compile_kernel(LINEAR, Target.parse("znver4"), "k", lambda name, what: seen.update({name: str(what)}))
     assert "depth=16" in seen["strategy"]
     loops = [part for part in seen["asm"].split("\n.L") if part.count("vdpbf16ps") >= 16]

@@ -1,0 +1,49 @@
+"""What to do with a kernel, decided in one place and written on it as attributes; the vectorizers only read it.
+
+    func @kernel(...) attributes {mlirc.strategy = {kind = "rows", lanes = 16, unroll = 4, lane = 1, ...}}
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ...dialects.mlir import ir
+from .contractions import ROW_TILES, ContractionStrategy, contraction, pack_shape
+from .loops import LoopStrategy, loops, scan, scatter, transposes
+
+if TYPE_CHECKING:
+    from ...lowering.target import Target
+    from ..vectorize.kernel import KernelFunction
+
+Strategy = LoopStrategy | ContractionStrategy
+
+
+def select_strategy(kernel: KernelFunction, target: Target) -> Strategy:
+    """Choose from ops, shapes, dtypes and target."""
+    if kernel.domain.kind in ("contraction", "convolution"):
+        return contraction(kernel, target)
+    if kernel.domain.kind == "scatter":
+        return scatter(kernel, target)
+    if kernel.domain.kind == "scan":
+        return scan(kernel, target)
+    return loops(kernel, target)
+
+
+def write_strategy(function: ir.Operation, strategy: Strategy) -> None:
+    """Put the strategy on the function as `mlirc.strategy`."""
+    function.attributes["mlirc.strategy"] = ir.StringAttr.get(
+        ", ".join(f"{k}={v}" for k, v in asdict(strategy).items())
+    )
+
+
+__all__ = [
+    "ROW_TILES",
+    "ContractionStrategy",
+    "LoopStrategy",
+    "Strategy",
+    "pack_shape",
+    "select_strategy",
+    "transposes",
+    "write_strategy",
+]

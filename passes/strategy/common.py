@@ -1,0 +1,30 @@
+"""What the strategies of all kernels share: sizes that may be symbols, lanes, and when a second thread pays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...lowering.target import Target
+    from ..vectorize.kernel import KernelFunction
+
+WORK_PER_THREAD = 16384
+"""Element-operations that are worth waking another thread for: about 5 us at 16 lanes and a few ops per cycle."""
+
+
+def lanes(kernel: KernelFunction, target: Target) -> int:
+    """Lanes of 32 bits; of 64 where the kernel computes in f64."""
+    wide = any("f64" in str(v.type) for op in kernel.ops for v in (*op.operands, *op.results))
+    return max(target.vector_bits // (64 if wide else 32), 4)
+
+
+def known(size: object) -> int:
+    """A size, or a guess at a symbol."""
+    return size if isinstance(size, int) else 64
+
+
+def product(classes: list[int], sizes: list[object]) -> int:
+    n = 1
+    for c in classes:
+        n *= known(sizes[c])
+    return n

@@ -1,0 +1,205 @@
+"""How kernels of elementwise ops and reductions, scatters and scans are walked over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ...dialects import builders, own
+from ...dialects.mlir import ir
+from .. import structure as st
+from .common import WORK_PER_THREAD, known, lanes, product
+
+if TYPE_CHECKING:
+    from ...lowering.target import Target
+    from ..vectorize.access import Access, Accesses
+    from ..vectorize.kernel import KernelFunction
+
+
+@dataclass
+class LoopStrategy:
+    """For kernels of elementwise ops and reductions. Classes are those of `passes.domain`."""
+
+    lanes: int
+    """Elements per vector."""
+    unroll: int
+    """Vectors per iteration of the lane loop."""
+    lane: int | None
+    """The class that runs along the lanes; None for kernels of one element."""
+    parallel: list[int]
+    """Row classes that the threads share."""
+    serial: list[int]
+    """Row classes that each thread walks."""
+    inner: list[int]
+    """Classes that are reduced, outermost first."""
+    merged: dict[int, int] = field(default_factory=dict)
+    """Classes that also stand for their outer neighbours: class -> number of elements."""
+    transposed: int | None = None
+    """The last of `serial`: walked in blocks of `lanes`, so that loads contiguous along it are transposed in registers."""
+    grain: int = 1
+    """Parallel iterations below which no second thread is worth it."""
+    kind: str = "loops"
+    pairs: int | None = None
+    """A class of two that is stored inside of the lanes, as the products of pairs want it: both are computed, and interleaved."""
+
+
+def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
+    d, acc = kernel.domain, kernel.accesses
+    paired = _paired(kernel)
+    lane, pairs = paired or (None, None)
+    rows, inner = [c for c in d.rows if c != pairs], list(d.inner)
+    sizes = list(d.sizes)
+    merged: dict[int, int] = {}
+    rows = _merge(_memory_order(rows, kernel), acc, sizes, merged)
+    inner = _merge(_memory_order(inner, kernel), acc, sizes, merged)
+    lane = _lane(rows, inner, sizes, kernel) if lane is None else lane
+    transposed = _transposed(rows, inner, lane, pairs, sizes, kernel, target)
+    outer = [c for c in rows if c not in (lane, transposed)]
+    ops = _body_ops(kernel)
+    parallel: list[int] = []
+    trip = 1
+    if not (lane in rows and trip * product(outer, sizes) < 4 and known(sizes[lane]) > 4096):
+        while outer and trip < 64:
+            parallel.append(outer.pop(0))
+            trip *= known(sizes[parallel[-1]])
+    work = ops * product([*outer, *inner], sizes) * (known(sizes[lane]) if lane in rows else 1)
+    if not parallel:
+        work = ops * 2048
+    unroll = 1 if ops > 40 else 2 if ops > 12 else 4
+    n = lanes(kernel, target)
+    if lane is not None and known(sizes[lane]) <= n * 2:
+        unroll = 1
+    if lane not in inner and d.reductions:
+        unroll = 1
+    elif lane in inner and unroll > 1:
+        unroll = 4  # accumulators that hide the latency of an addition
+    if transposed is not None:
+        outer.append(transposed)
+        unroll = 1
+    return LoopStrategy(
+        n, unroll, lane, parallel, outer, inner, {c: m for c, m in merged.items() if c in (*rows, *inner)},
+        transposed, max(1, WORK_PER_THREAD // max(work, 1)), d.kind, pairs,
+    )
+
+
+def _paired(kernel: KernelFunction) -> tuple[int, int] | None:
+    """(lane class, class of two) of a kernel that packs pairs of 16-bit values, two elements from pair to pair."""
+    d, stores = kernel.domain, [a for a in kernel.accesses.items if a.store]
+    if not any("mlirc.pack" in op.attributes for op in d.loops) or d.reductions or len(stores) != 1 or builders.element_type(stores[0].value).width != 16:
+        return None
+    steps = stores[0].steps
+    pairs = next((c for c in d.rows if d.sizes[c] == 2 and steps.get(c) == 1), None)
+    lane = next((c for c in d.rows if c != pairs and steps.get(c) == 2), None)
+    if pairs is None or lane is None:
+        return None
+    size = d.sizes[lane]
+    return (lane, pairs) if isinstance(size, int) and size % 16 == 0 else None
+
+
+def _transposed(
+    rows: list[int], inner: list[int], lane: int | None, pairs: int | None, sizes: list[object], kernel: KernelFunction, target: Target
+) -> int | None:
+    """A class along which loads are contiguous that are not along the lanes, in a kernel that does little else."""
+    acc, n = kernel.accesses, lanes(kernel, target)
+    if lane is None or inner or lane in acc.fixed or _body_ops(kernel) > 8 or known(sizes[lane]) < n // 2:
+        return None
+
+    def count(c: int) -> int:
+        return sum(transposes(a, lane, c, pairs) for a in acc.items)
+
+    if pairs is not None and any(st.kind(op) != "view" and "mlirc.pack" not in op.attributes for op in kernel.domain.loops):
+        return None  # pairs are moved as a whole
+
+    candidates = [c for c in rows if c != lane and c not in acc.fixed and known(sizes[c]) >= n and count(c)]
+    return max(candidates, key=count, default=None)
+
+
+def transposes(access: Access, lane: int, along: int, pairs: int | None = None) -> bool:
+    """Whether a load is contiguous along a class (with the pairs inside of it), but not along the lanes."""
+    if access.store or access.steps.get(lane, 0) in (0, 1):
+        return False
+    return access.steps.get(along) == 1 if pairs is None else access.steps.get(along) == 2 and access.steps.get(pairs) == 1
+
+
+def _body_ops(kernel: KernelFunction) -> int:
+    """How much there is to do for one element."""
+    return sum(len(list(op.regions[0].blocks[0].operations)) for op in kernel.domain.loops if op.name == "linalg.generic")
+
+
+def _merge(classes: list[int], acc: Accesses, sizes: list[object], merged: dict[int, int]) -> list[int]:
+    """Join neighbours that step through all memory as one, in `sizes` and `merged` too; what is left of the classes."""
+    out: list[int] = []
+    for c in classes:
+        if out and acc.merges(out[-1], c, sizes):
+            sizes[c] = merged[c] = sizes[out[-1]] * sizes[c]  # type: ignore[operator]
+            merged.pop(out[-1], None)
+            out[-1] = c
+        else:
+            out.append(c)
+    return out
+
+
+def _stored_steps(kernel: KernelFunction) -> dict[int, int | None]:
+    """How the one result of a kernel is walked over: class -> step."""
+    return next(a.steps for a in kernel.accesses.items if a.store)
+
+
+def scatter(kernel: KernelFunction, target: Target) -> LoopStrategy:
+    """Threads and lanes share what no two updates can collide in; lanes only where the result is contiguous."""
+    op, d = kernel.domain.anchor, kernel.domain
+    assert op is not None
+    steps, sizes = _stored_steps(kernel), list(d.sizes)
+    merged: dict[int, int] = {}
+    free = [c for t in own.free_loops(op) if (c := d.loops[op][t]) is not None]
+    ordered = [c for c in d.rows if c not in free]
+    free = _merge(free, kernel.accesses, sizes, merged)
+    lane = next((c for c in free if steps.get(c) == 1), None)
+    n, ops = lanes(kernel, target), 4 + _body_ops(kernel)
+    unroll = 1 if ops > 24 or lane is None or known(sizes[lane]) <= n else 2 if ops > 12 else 4
+    outer = [c for c in free if c != lane]
+    parallel: list[int] = []
+    if lane is None or product(outer, sizes) >= 8:
+        while outer and product(parallel, sizes) < 64:
+            parallel.append(outer.pop(0))
+    serial = [c for c in d.rows if c in outer or c in ordered]
+    width = 1 if lane is None else known(sizes[lane]) if parallel else n * unroll
+    work = ops * product(serial, sizes) * width
+    return LoopStrategy(n, unroll, lane, parallel, serial, [], merged, None, max(1, WORK_PER_THREAD // work), d.kind)
+
+
+def scan(kernel: KernelFunction, target: Target) -> LoopStrategy:
+    """Lanes run along a contiguous dim if it is not the scanned one; everything else is shared by the threads."""
+    op, d = kernel.domain.anchor, kernel.domain
+    assert op is not None
+    scanned = d.loops[op][ir.IntegerAttr(op.attributes["dim"]).value]
+    steps = _stored_steps(kernel)
+    lane = next((c for c in d.rows if c != scanned and steps.get(c) == 1), None)
+    parallel = [c for c in d.rows if c not in (scanned, lane)]
+    n = lanes(kernel, target)
+    work = (4 + _body_ops(kernel)) * known(d.sizes[scanned]) * (1 if lane is None else n)  # type: ignore[index]
+    return LoopStrategy(n, 1, lane, parallel, [], [scanned], {}, None, max(1, WORK_PER_THREAD // work), d.kind)  # type: ignore[list-item]
+
+
+def _memory_order(classes: list[int], kernel: KernelFunction) -> list[int]:
+    """Outermost first, by the steps of what is stored, then of what is read."""
+    best: dict[int, int] = {}
+    for a in kernel.accesses.items:
+        full = all(a.steps.get(c, 0) not in (0,) for c in classes)
+        if full and all(isinstance(a.steps.get(c), int) for c in classes):
+            best = {c: abs(a.steps[c]) for c in classes}  # type: ignore[arg-type]
+            break
+    return sorted(classes, key=lambda c: -best[c]) if best else classes
+
+
+def _lane(rows: list[int], inner: list[int], sizes: list[object], kernel: KernelFunction) -> int | None:
+    """The class along which most accesses are contiguous, stores counting twice; long ones before short ones."""
+    acc = kernel.accesses
+    candidates = [c for c in (*rows, *inner)]
+    if not candidates:
+        return None
+
+    def score(c: int) -> tuple[float, int]:
+        short = known(sizes[c]) < 8
+        return (acc.contiguous(c) - 2 * acc.scattered(c)) * (0.25 if short else 1), candidates.index(c)
+
+    return max(candidates, key=score)
