@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from . import quantized
 from .own_decompositions import OWN
@@ -68,4 +69,27 @@ def _table(rng: str) -> dict[Any, Callable[..., Any]]:
         else:
             table.pop(op, None)
     lowered = LOWERINGS.keys() - random.DECOMPOSITIONS.keys()
-    return {op: f for op, f in table.items() if op not in lowered and op not in kept}
+    table = {op: f for op, f in table.items() if op not in lowered and op not in kept}
+    return {op: _in_own_memory(f) if _makes_tensors(op) else f for op, f in table.items()}
+
+
+def _makes_tensors(op: Any) -> bool:
+    """Whether the results of an op are never views of what it is given, by its schema."""
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    return not composite and not any(a.alias_info for a in (*op._schema.arguments, *op._schema.returns))
+
+
+def _in_own_memory(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a decomposition that may end in a view (a shuffle of one channel a group) where the op itself always copies."""
+
+    @functools.wraps(f)
+    def decomposition(*args: Any, **kwargs: Any) -> Any:
+        results = f(*args, **kwargs)
+        given = {_memory(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        return pytree.tree_map_only(torch.Tensor, lambda x: x.clone() if _memory(x) in given else x, results)
+
+    return decomposition
+
+
+def _memory(x: torch.Tensor) -> int:
+    return x.untyped_storage()._cdata

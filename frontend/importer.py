@@ -32,6 +32,7 @@ from .extents import Extent, Guards, guards, normal, rounded, same
 from .graph_builder import GraphBuilder, Scalar, T
 from .imported import AtenCall, ImportedGraph, OutputSpec, Slot, TensorSpec, source_of
 from .memory_order import dense, fills, inverse, memory_order, packed, tensor_spec, tensor_strides
+from .ops.strided import just_written
 from .registry import LOWERINGS, LeaveGraph, Unsupported
 from .replay import aliases_of_inputs, replay_of
 
@@ -260,6 +261,8 @@ class _Importer:
             return self._number(n.meta["val"])
         import operator
 
+        if (written := just_written(n)) is not None:
+            return self.env[written]
         args, kwargs = torch.fx.node.map_arg((n.args, n.kwargs), lambda a: _Boxed(self.env[a]))
         args, kwargs = _unbox(args), _unbox(kwargs)
         if n.target is operator.getitem:

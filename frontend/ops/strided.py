@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,6 +53,25 @@ def _geometry(node: Any) -> tuple[Any, Any, Any]:
     names = [a.name for a in node.target._schema.arguments]
     given = {**dict(zip(names, node.args)), **node.kwargs}
     return torch.fx.node.map_arg((given["size"], given["stride"], given.get("storage_offset")), lambda n: n.meta["val"])
+
+
+def just_written(node: torch.fx.Node) -> torch.fx.Node | None:
+    """What an `as_strided` shows that follows an `as_strided_scatter` to the same places, as the traces of writes through views
+    have it. Nothing else is right where such places lie between the elements of an input."""
+    if node.target is not aten.as_strided.default or node.args[0].target is not aten.as_strided_scatter.default:  # type: ignore[union-attr]
+        return None
+    scatter: Any = node.args[0]
+    source, (size, stride, offset) = scatter.args[1], _geometry(node)
+    extent = 1
+    for n, s in sorted(zip(size, stride), key=lambda dim: normal(dim[1]) if isinstance(normal(dim[1]), int) else math.inf):
+        if same(normal(n), 1):
+            continue
+        if not isinstance(normal(n), int) or not isinstance(normal(s), int) or s < extent:
+            return None  # places that overlap, or may
+        extent += (n - 1) * s
+    if _geometry(scatter) != (size, stride, offset) or source.meta["val"].dtype != node.meta["val"].dtype:
+        return None
+    return source if list(source.meta["val"].shape) == list(size) else None
 
 
 def _left_to_aten(node: Any, reason: str) -> Exception:

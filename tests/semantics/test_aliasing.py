@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from mlirc.tests.semantics.agree import agree, compiled
 
@@ -53,7 +54,13 @@ def as_other_type(x):
     return x.view(torch.int32), y.view(torch.int32), y, x.view(torch.uint8)
 
 
-FUNCTIONS = [views_of_input, views_of_intermediate, only_parts_of_intermediate, repeated, written_and_returned, split, windows, as_other_type]
+def shuffles_that_change_nothing(x):
+    """ATen's are copies all the same."""
+    x = x[:6, :4].unflatten(0, (1, 2, 3))
+    return F.channel_shuffle(x, 2), F.pixel_shuffle(x, 1), F.pixel_unshuffle(x, 1)
+
+
+FUNCTIONS = [views_of_input, views_of_intermediate, only_parts_of_intermediate, repeated, written_and_returned, split, windows, as_other_type, shuffles_that_change_nothing]
 
 
 @MODES

@@ -226,6 +226,19 @@ def test_expanded_inputs(dynamic):
 
 
 @MODES
+def test_writes_between_the_elements_of_an_input(dynamic):
+    """The values that were written are seen again, also those at places that the input does not have."""
+
+    def f(x):
+        v = x.as_strided((1, 3), (3, 1), 0)
+        v.abs_()
+        return v + 1
+
+    x = R(4, 14)[..., ::2]
+    agree(f, x, dynamic=dynamic)
+
+
+@MODES
 def test_inputs_that_overlap_themselves(dynamic):
     """Windows over a signal, as `unfold` makes them."""
     signal = R(40)
