@@ -1,6 +1,6 @@
-"""The CPU that code is made for: which instructions exist, and nothing about how to use them.
+"""The CPU that code is made for: which instructions exist, how large the caches are, and nothing about how to use them.
 
-A target is a list of features. Names lie (hypervisors mask features, and report one CPU's name with another's features),
+A target is a list of features and three sizes. Names lie (hypervisors mask features, and report one CPU's name with another's features),
 so the host is described by the features that CPUID and the operating system offer, and a named target is short for a list.
 """
 
@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 
 from ..errors import CompileError
+from .caches import Caches
 
 _V2 = "64bit cmov cx8 cx16 fxsr mmx sse sse2 sse3 ssse3 sse4.1 sse4.2 crc32 popcnt sahf".split()
 _V3 = [*_V2, *"avx avx2 bmi bmi2 f16c fma lzcnt movbe xsave".split()]
@@ -46,13 +47,27 @@ NAMED: dict[str, list[str]] = {
     "znver5": [*_ZEN4, *"avxvnni avx512vp2intersect".split()],
 }
 
+_HASWELL, _ZEN2, _GOLDEN_COVE = Caches(second=256 << 10), Caches(second=512 << 10), Caches(48 << 10, 12, 2 << 20)
+
+CACHES: dict[str, Caches] = {
+    **dict.fromkeys(("x86-64-v2", "x86-64-v3", "haswell", "broadwell", "skylake"), _HASWELL),
+    "alderlake": Caches(48 << 10, 12, 1280 << 10),
+    "icelake-client": Caches(48 << 10, 12, 512 << 10),
+    "icelake-server": Caches(48 << 10, 12, 1280 << 10),
+    **dict.fromkeys(("sapphirerapids", "emeraldrapids", "graniterapids"), _GOLDEN_COVE),
+    **dict.fromkeys(("znver2", "znver3"), _ZEN2),
+    "znver5": Caches(48 << 10, 12, 1 << 20),
+}
+"""Of the named targets; the default for those that are not here. A level has what the least of its CPUs have."""
+
 
 @dataclass(frozen=True)
 class Target:
-    """A CPU. `features` are LLVM's names, sorted. Two targets with the same features get the same code."""
+    """A CPU. `features` are LLVM's names, sorted. Two targets with the same features and caches get the same code."""
 
     name: str
     features: tuple[str, ...]
+    caches: Caches = Caches()
 
     @classmethod
     @functools.cache
@@ -72,7 +87,7 @@ class Target:
         # LLVM has looked at XCR0 for AVX, AVX-512 and AMX, but Linux also hands out AMX only on request, from 5.16 on.
         if not _kernel_offers_amx():
             features = {f for f in features if not f.startswith("amx-")}
-        return cls("host", tuple(sorted(features)))
+        return cls("host", tuple(sorted(features)), Caches.host())
 
     @classmethod
     def parse(cls, name: str) -> Target:
@@ -84,7 +99,7 @@ class Target:
             return cls.host()
         if name not in NAMED:
             raise ValueError(f"mlirc: unknown target {name!r}; valid targets: {', '.join(['host', *NAMED])}")
-        return cls(name, tuple(sorted(NAMED[name])))
+        return cls(name, tuple(sorted(NAMED[name])), CACHES.get(name, Caches()))
 
     def has(self, *features: str) -> bool:
         """Whether all of these (LLVM's names) are there."""
@@ -147,7 +162,7 @@ class Target:
 
     def key(self) -> str:
         """What the kernel cache tells targets apart by: equal for equal code, whatever the name."""
-        return f"{self.llvm_cpu},{self.llvm_features}"
+        return f"{self.llvm_cpu},{self.llvm_features},{self.caches.key()}"
 
     def missing(self) -> list[str]:
         """Features that this target has and the host has not."""

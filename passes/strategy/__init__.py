@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ...dialects.mlir import ir
-from .contractions import ROW_TILES, ContractionStrategy, contraction, pack_shape
+from .contractions import ContractionStrategy, contraction, pack_shape
 from .loops import LoopStrategy, loops, scan, scatter, transposes
 
 if TYPE_CHECKING:
@@ -33,12 +33,11 @@ def select_strategy(kernel: KernelFunction, target: Target) -> Strategy:
 def write_strategy(function: ir.Operation, strategy: Strategy) -> None:
     """Put the strategy on the function as `mlirc.strategy`."""
     function.attributes["mlirc.strategy"] = ir.StringAttr.get(
-        ", ".join(f"{k}={v}" for k, v in asdict(strategy).items())
+        ", ".join(f"{k}={v}" for k, v in asdict(strategy).items() if k != "why")
     )
 
 
 __all__ = [
-    "ROW_TILES",
     "ContractionStrategy",
     "LoopStrategy",
     "Strategy",

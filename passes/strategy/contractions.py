@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
+from . import blocks
 from .common import WORK_PER_THREAD, known, lanes, product
 
 if TYPE_CHECKING:
+    from ...lowering.caches import Caches
     from ...lowering.target import Target
     from ..pack import PackShape
     from ..vectorize.kernel import KernelFunction
@@ -51,79 +53,141 @@ class ContractionStrategy:
     """The height of the second register tile where the number of rows is a symbol: a power of two, at least half of `rows`."""
     looped_epilogue: bool = False
     """Whether the epilogue is a loop over the rows of a tile, which are stored for it, instead of code for each of them."""
+    row_tiles: int = 4
+    """Register tiles of a parallel iteration, one below the other: they share a panel, or with `depth` a block of one."""
     grain: int = 1
     kind: str = "contraction"
-
-CACHE_WAYS = 8
-"""Lines of the first-level cache that may have the same address modulo 4096; CPUs have 8 or 12."""
+    why: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """A reason for each choice, for people."""
 
 
 def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
+    """Choose from the shape, the registers and the caches (`blocks`)."""
     from ..vectorize.roles import roles
 
     d = kernel.domain
     r = roles(kernel)
     n = lanes(kernel, target)
+    why = {"lanes": f"{target.vector_bits}-bit vectors"}
     dot = _dot(kernel, r)
     columns = 2 if dot is None and r.lane is not None and known(d.sizes[r.lane]) > n else 1
     unroll = 4 if dot is not None and len(r.reductions) == 1 else 1
     dot_pairs = unroll > 1 and target.has_avx512_bf16 and n == 16 and all(
         isinstance(builders.element_type(v), ir.BF16Type) for v in st.inputs(d.anchor)  # type: ignore[arg-type]
     )
-    budget = 28 if target.vector_bits == 512 else 12
+    if dot is not None:
+        why["dot"] = "few rows, and both operands are contiguous along the reduction: what is large is read in one stream, unpacked"
+        why["unroll"] = "sums that hide the latency of an addition" if unroll > 1 else "several reductions: one vector at a time"
     shared = _shared(kernel, r) if dot is None else None
     if shared is not None:
-        columns, budget = 1, max(budget - known(d.sizes[shared]), budget // 2)
-    limit = max(1, budget // columns) if dot is None else 4 if target.vector_bits == 512 else 2
-    if dot is None and _same_cache_sets(kernel, r):
-        limit = min(limit, CACHE_WAYS)
+        columns = 1
+        why["shared"] = "neighbouring rows see the same elements through different taps: each is loaded once"
+    limit, why["rows"] = _most_rows(kernel, r, target, columns, dot, shared)
     rows = 1
     if r.row is not None:
         rows = _row_tile(d.sizes[r.row], limit)
+        why["rows"] += f"; {d.sizes[r.row]} rows" if isinstance(d.sizes[r.row], int) else "; the number of rows is a symbol"
+    else:
+        why["rows"] = "no class of rows"
+    why["columns"] = f"{known(d.sizes[r.lane])} columns, {n} to a vector" if r.lane is not None else "no class of columns"
     pairs = _pairs(kernel)
+    if pairs is not None:
+        why["pairs"] = "bf16 is multiplied in pairs along the reduction"
     tiles = pairs is not None and r.row is not None and r.lane is not None and target.has_amx_bf16 and n == 16
     # A tile register has one shape per function: k comes in whole tiles only.
     tiles = tiles and isinstance(d.sizes[pairs], int) and d.sizes[pairs] % 32 == 0  # type: ignore[index, operator]
     if tiles:
         size = known(d.sizes[r.row])  # type: ignore[index]
         rows = 32 if size >= 32 else min(size, 16)
+        why["rows"], why["tiles"] = f"tile registers have 16 rows; {size} rows", "bf16 in pairs, the reduction in whole tiles of 32"
     work = rows * columns * n // 8
     for c in r.reductions:
         work *= known(d.sizes[c])
     rows = max(rows, 1)
-    depth, group = _depth(kernel, r, rows, columns * n) if dot is None and not tiles else (None, 1)
+    row_tiles, depth, group = PLAIN_ROW_TILES, None, 1
+    why["row_tiles"] = "of a parallel iteration, which share a panel"
+    if dot is None and not tiles:
+        row_tiles, depth, group = _depth(kernel, r, rows, columns * n, target.caches, why)
     short = 1 << (-(-rows // 2) - 1).bit_length()
-    looped = rows * columns > 4 and dot is None and _epilogue_ops(kernel) > 12
+    ops = _epilogue_ops(kernel)
+    looped = rows * columns > 4 and dot is None and ops > LONG_EPILOGUE
+    why["looped_epilogue"] = f"about {ops} ops for an element of the result; above {LONG_EPILOGUE} one copy of them serves all rows"
     grain = max(1, WORK_PER_THREAD // max(work, 1))
-    first = shared is not None or _lanes_first(kernel, r, columns * n)
+    why["grain"] = f"about {work} element-operations an iteration, and a thread is worth {WORK_PER_THREAD}"
+    first, why["lanes_first"] = _lanes_first(kernel, r, columns * n, target.caches)
+    if shared is not None:
+        first, why["lanes_first"] = True, "the weights of a block of channels are in registers"
     return ContractionStrategy(
-        lanes=n, rows=rows, columns=columns, row=r.row, lane=r.lane, dot=dot, unroll=unroll, dot_pairs=dot_pairs, pairs=pairs,
-        tiles=tiles, shared=shared, depth=depth, group=group, lanes_first=first, short_rows=short, looped_epilogue=looped, grain=grain,
+        lanes=n, rows=rows, columns=columns, row=r.row, lane=r.lane, dot=dot, unroll=unroll, dot_pairs=dot_pairs, pairs=pairs, tiles=tiles,
+        shared=shared, row_tiles=row_tiles, depth=depth, group=group, lanes_first=first, short_rows=short, looped_epilogue=looped,
+        grain=grain, why=why,
     )  # fmt: skip
 
 
-PANEL_BYTES = 256 << 10
-"""Of a block of the packed operand: a quarter of a second-level cache of 1 MB."""
-MOST_GROUPED = 8
-ROW_TILES = 8
-"""That share a block: their sums stay in the first-level cache."""
+LONG_EPILOGUE = 12
+"""Ops for an element of the result that are too many to be repeated for each row of a tile."""
+
+PLAIN_ROW_TILES = 4
+"""Row tiles of a parallel iteration where the reduction is not cut: some, so that a panel is read from cache."""
 
 
-def _depth(kernel: KernelFunction, r: Roles, rows: int, width: int) -> tuple[int | None, int]:
-    """(Elements in a block of the reduction, lane blocks in a group) where a panel is more than two blocks."""
+def sum_registers(target: Target) -> int:
+    """Vector registers that sums may take: the others hold a row of the panel, an element of a row, and what an epilogue needs."""
+    return target.vector_registers - 4
+
+
+def _most_rows(
+    kernel: KernelFunction, r: Roles, target: Target, columns: int, dot: int | None, shared: int | None
+) -> tuple[int, str]:
+    """How many rows a register tile may have, and why."""
+    if dot is not None:
+        return (4, "rows that share a stream") if target.vector_bits == 512 else (2, "rows that share a stream")
+    budget = sum_registers(target)
+    reason = f"{target.vector_registers} registers: {budget} for sums"
+    if shared is not None:
+        taps = known(kernel.domain.sizes[shared])
+        budget, reason = max(budget - taps, budget // 2), f"{reason}, fewer by {taps} for the taps"
+    limit, reason = max(1, budget // columns), f"{reason}, {columns} to a row"
+    ways = blocks.same_set_rows(target.caches)
+    if ways < limit and _same_cache_sets(kernel, r):
+        return ways, f"rows a multiple of 4096 bytes apart evict one another: the first-level cache has {ways} ways"
+    return limit, reason
+
+
+def _depth(
+    kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches, why: dict[str, str]
+) -> tuple[int, int | None, int]:
+    """(Row tiles in a block, elements in a block of the reduction, lane blocks in a group); no depth where the panel is not cut."""
+    d = kernel.domain
+    step = panel_step(kernel, r, width)
+    if step is None:
+        why["depth"] = "the reduction is not cut: that wants one of a known, even size, and rows"
+        return PLAIN_ROW_TILES, None, 1
+    length, size = d.sizes[r.reductions[0]], d.sizes[r.row]  # type: ignore[index]
+    depth = blocks.depth(caches, step)
+    panel, block = f"a panel has {length * step >> 10} KB", f"a block {blocks.panel_bytes(caches) >> 10} KB"  # type: ignore[operator]
+    if length <= 2 * depth or size < 3 * rows:  # type: ignore[operator]
+        why["depth"] = f"{panel}, and {block}: not cut below two blocks" if length <= 2 * depth else f"too few rows to share a block: {size}"  # type: ignore[operator]
+        return PLAIN_ROW_TILES, None, 1
+    row_tiles = blocks.row_tiles(caches, rows * width * builders.element_type(d.anchor.results[0]).width // 8)  # type: ignore[union-attr]
+    row_blocks = -(-size // (row_tiles * rows))  # type: ignore[operator]
+    panels = -(-known(d.sizes[r.lane]) // width)  # type: ignore[index]
+    why["depth"] = f"{panel}, and {block}: a quarter of the second-level cache"
+    why["row_tiles"] = "their sums take at most half of the first-level cache"
+    why["group"] = f"{panels} panels, which share the rows in cache"
+    return row_tiles, depth, blocks.group(panels, row_blocks)
+
+
+def panel_step(kernel: KernelFunction, r: Roles, width: int) -> int | None:
+    """Bytes of a panel for one step of the reduction; None where the reduction cannot be cut in blocks."""
     d = kernel.domain
     if len(r.reductions) != 1 or r.row is None or r.lane is None:
-        return None, 1
-    length, size, lane = (d.sizes[c] for c in (r.reductions[0], r.row, r.lane))
+        return None
+    length, size = (d.sizes[c] for c in (r.reductions[0], r.row))
     panel = next((a for a in kernel.accesses.items if a.op == d.anchor and not a.store and not a.steps.get(r.row)), None)
-    if not isinstance(length, int) or not isinstance(size, int) or size < 3 * rows or panel is None or length % 2:
-        return None, 1
-    depth = PANEL_BYTES // (width * builders.element_type(panel.value).width // 8)
-    if length <= 2 * depth:
-        return None, 1
-    row_blocks = -(-size // (ROW_TILES * rows))
-    group = min(MOST_GROUPED, -(-known(lane) // width) * row_blocks // 32)
-    return depth, group if group > 1 and row_blocks > 1 else 1
+    if not isinstance(length, int) or not isinstance(size, int) or panel is None or length % 2:
+        return None
+    return width * builders.element_type(panel.value).width // 8
 
 
 TRANSCENDENTAL = 16
@@ -151,24 +215,33 @@ def _epilogue_ops(kernel: KernelFunction) -> int:
     return n
 
 
-CACHED = 1 << 19
-"""Bytes of an operand that stay in a core's second-level cache while others pass through."""
-
-
-def _lanes_first(kernel: KernelFunction, r: Roles, width: int) -> bool:
+def _lanes_first(kernel: KernelFunction, r: Roles, width: int, caches: Caches) -> tuple[bool, str]:
     """Whether reading the other operand for every block of lanes moves less memory than reading all panels for every outer row."""
+    if not outer_only(kernel, r):
+        return False, "each outer row has panels of its own"
+    op = kernel.domain.anchor
+    assert op is not None
+    packed, image = (1, 0) if not r.swapped else (0, 1)
+    blocks_of_lanes = -(-known(kernel.domain.sizes[r.lane]) // width)  # type: ignore[index]
+    panels, whole = (_bytes(op.operands[i], kernel) for i in (packed, image))
+    outer = product(r.outer, kernel.domain.sizes)
+    resident = blocks.resident(caches)
+    by_rows = panels * outer if panels > resident else 0
+    by_lanes = whole * blocks_of_lanes if whole > resident else 0
+    return by_lanes < by_rows, (
+        f"{by_lanes >> 10} KB come from beyond the second-level cache with the lanes outermost ({blocks_of_lanes} times {whole >> 10} KB), "
+        f"else {by_rows >> 10} KB ({outer} times {panels >> 10} KB); what takes up to {resident >> 10} KB stays there"
+    )
+
+
+def outer_only(kernel: KernelFunction, r: Roles) -> bool:
+    """Whether the panels are the same for all outer rows, so that either can be the outermost loop."""
     from ..vectorize.roles import used_loops
 
     op = kernel.domain.anchor
     assert op is not None
-    packed, image = (1, 0) if not r.swapped else (0, 1)
-    classes = {kernel.domain.loops[op][d] for d in used_loops(st.maps(op)[packed])}
-    if r.lane is None or classes & set(r.outer):
-        return False
-    blocks = -(-known(kernel.domain.sizes[r.lane]) // width)
-    panels, whole = (_bytes(op.operands[i], kernel) for i in (packed, image))
-    by_rows = panels * product(r.outer, kernel.domain.sizes) if panels > CACHED else 0
-    return (whole * blocks if whole > CACHED else 0) < by_rows
+    classes = {kernel.domain.loops[op][d] for d in used_loops(st.maps(op)[1 if not r.swapped else 0])}
+    return r.lane is not None and not classes & set(r.outer)
 
 
 def _bytes(value: ir.Value, kernel: KernelFunction) -> int:

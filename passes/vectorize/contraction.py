@@ -56,7 +56,7 @@ class Contraction:
 
     def _row_block(self) -> int:
         """Rows per parallel iteration: some register tiles, so that a panel of B is read from cache."""
-        return self.s.rows * 4
+        return self.s.rows * self.s.row_tiles
 
     def _lane_block(self) -> int:
         """Lanes per parallel iteration."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from ...dialects import builders
 from ...dialects.mlir import ir, vector
-from ..strategy import ROW_TILES, ContractionStrategy
+from ..strategy import ContractionStrategy
 from . import entry
 from .contraction import Contraction
 from .kernel import KernelFunction
@@ -38,9 +38,6 @@ class _Deep(Contraction):
     """Of the block of the reduction; there is none while results are stored."""
     corner: Number = 0
     """Where the sums of the lane block begin in the scratch."""
-
-    def _row_block(self) -> int:
-        return self.s.rows * ROW_TILES
 
     def _lane_block(self) -> int:
         return self.width * self.s.group

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import llvmlite.binding as llvm
 import pytest
 
 from mlirc.errors import CompileError
 from mlirc.lowering import target as module
+from mlirc.lowering.caches import Caches
 from mlirc.lowering.target import NAMED, Target
 
 
@@ -54,9 +56,10 @@ def test_unknown_name_lists_the_valid_ones():
         Target.parse("i486")
 
 
-def test_key_is_about_features_not_names():
+def test_key_is_about_features_and_caches_not_names():
     assert Target.parse("x86-64-v3").key() == Target.parse("haswell").key()
     assert Target.parse("x86-64-v3").key() != Target.parse("x86-64-v4").key()
+    assert replace(Target.parse("x86-64-v4"), caches=Caches(second=2 << 20)).key() != Target.parse("x86-64-v4").key()
     assert pickle.loads(pickle.dumps(Target.host())) == Target.host()
 
 

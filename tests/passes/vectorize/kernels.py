@@ -28,11 +28,12 @@ def kernel(arguments: Sequence[tuple[str, str]], body: str, results: Sequence[tu
     return f"{head} {{\n{body}return {values} : {kinds}\n}}\n"
 
 
-def strategy(text: str, target: str = "x86-64-v4") -> Strategy:
+def strategy(text: str, target: str | Target = "x86-64-v4") -> Strategy:
     """What is decided for a kernel."""
+    target = target if isinstance(target, Target) else Target.parse(target)
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.parse(text)
-        return select_strategy(KernelFunction(st.operation(module.body.operations[0])), Target.parse(target))
+        return select_strategy(KernelFunction(st.operation(module.body.operations[0])), target)
 
 
 def stages(text: str, target: str = "x86-64-v4") -> dict[str, str]:

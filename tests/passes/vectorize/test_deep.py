@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from mlirc import driver
+from mlirc.lowering.caches import Caches
 from mlirc.lowering.target import Target
 from mlirc.passes import strategy
-from mlirc.passes.strategy import contractions
 from mlirc.tests.frontend.compare import compare
 from mlirc.tests.passes.vectorize.test_tiles import LINEAR
 
 OPTIONS = {"strict": True, "cache": False, "workers": 1}
+TINY = Caches(second=4 * 32 * 4 * 16)
 
 
 @pytest.fixture
 def small_panels(monkeypatch: pytest.MonkeyPatch) -> list[strategy.ContractionStrategy]:
-    """Blocks of 16 elements in f32, in this process, where kernels are compiled too; the strategies that were chosen."""
+    """Blocks of 16 elements in f32, as of a tiny cache, in this process, where kernels are compiled too; the strategies that were chosen."""
     chosen = []
     select = strategy.select_strategy
 
     def here(kernel, target):  # noqa: ANN001, ANN202
-        chosen.append(select(kernel, target))
+        chosen.append(select(kernel, replace(target, caches=TINY)))
         return chosen[-1]
 
-    monkeypatch.setattr(contractions, "PANEL_BYTES", 32 * 4 * 16)
     monkeypatch.setattr(driver, "select_strategy", here)
     monkeypatch.setattr(driver, "compile_kernels", _in_this_process)
     return chosen
@@ -49,12 +51,12 @@ def test_blocks(small_panels, rows: int, k: int, n: int, target: str, dtype: tor
     assert deep and (rows < 500 or any(s.group > 1 for s in deep))
 
 
-def test_only_large_panels_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_large_panels_are_cut() -> None:
     seen: dict[str, str] = {}
     driver.compile_kernel(LINEAR, Target.parse("znver4"), "k", lambda name, what: seen.update({name: str(what)}))
     assert "depth=None" in seen["strategy"]
-    monkeypatch.setattr(contractions, "PANEL_BYTES", 32 * 2 * 16)
-    driver.compile_kernel(LINEAR, Target.parse("znver4"), "k", lambda name, what: seen.update({name: str(what)}))
+    tiny = replace(Target.parse("znver4"), caches=Caches(second=4 * 32 * 2 * 16))
+    driver.compile_kernel(LINEAR, tiny, "k", lambda name, what: seen.update({name: str(what)}))
     assert "depth=16" in seen["strategy"]
     loops = [part for part in seen["asm"].split("\n.L") if part.count("vdpbf16ps") >= 16]
     assert loops and all("(%rsp)" not in part[part.index("vdpbf16ps") : part.rindex("vdpbf16ps")] for part in loops)

@@ -1,0 +1,75 @@
+"""Block sizes follow the caches, and stay what they were where these are those of the first CPUs with AVX-512."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mlirc.lowering.caches import Caches
+from mlirc.lowering.target import Target
+from mlirc.passes.strategy import ContractionStrategy, blocks
+from mlirc.tests.passes.graph_text import generic
+from mlirc.tests.passes.strategy.test_select import convolution, product
+from mlirc.tests.passes.vectorize.kernels import kernel, strategy
+
+
+def choice(text: str, caches: Caches, target: str = "x86-64-v4") -> ContractionStrategy:
+    s = strategy(text, replace(Target.parse(target), caches=caches))
+    assert isinstance(s, ContractionStrategy)
+    return s
+
+
+def linear(m: int, k: int, n: int, kind: str = "f32") -> str:
+    """A product with a weight in panels of 32."""
+    x, w, y = f"tensor<{m}x{k}x{kind}>", f"tensor<{n // 32}x{k}x32x{kind}>", f"tensor<{m}x{n}x{kind}>"
+    body = f"%m = arith.mulf %a0, %a1 : {kind}\n%o = arith.addf %a2, %m : {kind}"
+    op = generic("%y", [("%x", x), ("%w", w)], y, ["i, l", "j floordiv 32, l, j mod 32", "i, j"], body, "ppr", "ijl", "0.0", "contraction")
+    return kernel([("%x", x), ("%w", w)], op, [("%y", y)], [[n, 1]])
+
+
+@pytest.mark.parametrize("ways, rows", [(8, 8), (12, 12), (16, 14)])
+def test_rows_that_lie_in_one_set_of_the_first_level_are_as_many_as_it_has_ways(ways, rows):
+    assert choice(product(168, 1024, 512), Caches(first_ways=ways)).rows == rows
+    assert choice(product(168, 1000, 512), Caches(first_ways=ways)).rows == 14
+
+
+@pytest.mark.parametrize("second, k, depth", [(1 << 20, 4096, None), (1 << 20, 4098, 2048), (1 << 20, 16384, 2048), (256 << 10, 4096, 512), (2 << 20, 8192, None)])
+def test_a_block_of_a_panel_is_a_quarter_of_the_second_level(second, k, depth):
+    s = choice(linear(512, k, 1024), Caches(second=second))
+    assert s.depth == depth and (s.row_tiles == 8 if depth else s.row_tiles == 4)
+    if depth is not None:
+        assert depth * s.columns * s.lanes * 4 <= second // 4
+
+
+def test_sums_between_blocks_take_half_of_the_first_level():
+    for first in (8 << 10, 16 << 10, 32 << 10, 48 << 10):
+        s = choice(linear(512, 16384, 1024), Caches(first=first))
+        assert s.row_tiles * s.rows * s.columns * s.lanes * 4 <= first // 2
+        assert s.row_tiles == min(8, first // 2048)
+
+
+def test_elements_of_64_bits_take_half_the_depth():
+    wide, narrow = (choice(linear(512, 16384, 1024, kind), Caches()) for kind in ("f64", "f32"))
+    assert wide.depth is not None and narrow.depth is not None
+    assert wide.depth * wide.columns * wide.lanes * 8 == narrow.depth * narrow.columns * narrow.lanes * 4
+
+
+def test_what_stays_in_the_second_level_need_not_be_read_once():
+    text = convolution(14, 128, 128)
+    assert choice(text, Caches(second=1 << 20)).lanes_first
+    assert not choice(text, Caches(second=2 << 20)).lanes_first
+
+
+def test_few_panels_are_not_grouped():
+    assert blocks.group(8, 1) == 1
+    assert blocks.group(4, 4) == 1
+    assert blocks.group(256, 8) == blocks.MOST_GROUPED
+
+
+def test_every_choice_has_its_reason():
+    s = choice(linear(512, 16000, 1024), Caches())
+    for name in ("rows", "columns", "depth", "group", "row_tiles", "lanes_first", "looped_epilogue", "grain"):
+        assert s.why[name] and "\n" not in s.why[name]
+    assert "quarter of the second-level" in s.why["depth"] and "28 for sums" in s.why["rows"]
+    assert "8 ways" in choice(product(168, 1024, 512), Caches()).why["rows"]
