@@ -15,8 +15,8 @@ running totals along `dim`, computed in %x's element type and rounded to that of
 
     %y = "mlirc.silu"(%x) : (f32) -> f32
 
-and the other names in `FUNCTIONS`: functions of a scalar (in the kernel also of vectors) that would lose accuracy if they
-were put together from ops of the math dialect. `passes.expand_math` makes arithmetic of them.
+and the other names in `FUNCTIONS`: functions of scalars (in the kernel also of vectors) that would lose accuracy if they
+were put together from ops of the math dialect, and atan2, which MLIR folds to NaN for two zeros. `passes.expand_math` makes arithmetic of them.
 """
 
 # Not `from __future__ import annotations`: the fields below are read as types.
@@ -47,12 +47,12 @@ class ScanOp(Mlirc.Operation, name="scan"):  # type: ignore[call-arg, name-defin
     result: ext.Result[Any]
 
 
-FUNCTIONS = ("sigmoid", "silu", "mish", "gelu", "gelu_tanh")
+FUNCTIONS = ("sigmoid", "silu", "mish", "gelu", "gelu_tanh", "atan2")
 
 
 def _function(name: str) -> type:
     class Function(Mlirc.Operation, name=name):  # type: ignore[call-arg, name-defined]
-        x: ext.Operand[Any]
+        operands_: Sequence[ext.Operand[Any]]
         result: ext.Result[Any]
 
     return Function
@@ -61,10 +61,10 @@ def _function(name: str) -> type:
 _FUNCTIONS = {name: _function(name) for name in FUNCTIONS}
 
 
-def function(name: str, x: ir.Value) -> ir.Value:
-    """One of `FUNCTIONS` of a scalar."""
+def function(name: str, *operands: ir.Value) -> ir.Value:
+    """One of `FUNCTIONS` of scalars of one type."""
     load()
-    return _FUNCTIONS[name](x, result=x.type).result
+    return _FUNCTIONS[name](list(operands), result=operands[0].type).result
 
 
 SET = "set"

@@ -77,6 +77,7 @@ EXPANSIONS: dict[str, Expansion] = {
     "math.sinh": hyperbolic.sinh,
     "math.tan": trigonometric.tan,
     "math.tanh": hyperbolic.tanh,
+    "mlirc.atan2": _f32_or_libm(inverse_trigonometric.atan2, "atan2"),
     "mlirc.gelu": activations.gelu,
     "mlirc.gelu_tanh": activations.gelu_tanh,
     "mlirc.mish": activations.mish,

@@ -9,6 +9,7 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from torch._prims_common import elementwise_dtypes
 
+from ...dialects import own
 from ...dialects.mlir import arith, ir, math
 from ..dtypes import compute_dtype, scalar
 from ..extents import normal
@@ -123,7 +124,7 @@ BINARY_FLOAT: dict[Any, Body] = {
     aten.div.Scalar: s.divide,
     aten.true_divide.Tensor: s.divide,
     aten.true_divide.Scalar: s.divide,
-    aten.atan2.default: lambda d, x, y: math.atan2(x, y),
+    aten.atan2.default: lambda d, x, y: own.function("atan2", x, y),
     aten.copysign: lambda d, x, y: math.copysign(x, y),
     aten.hypot.default: s.hypot,
     aten.ldexp.Tensor: lambda d, x, y: arith.mulf(x, math.exp2(y)),

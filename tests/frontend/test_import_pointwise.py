@@ -35,6 +35,23 @@ def test_unary(dtype):
     matches(named([*UNARY, "frac"]), torch.cat([SPECIAL, torch.randn(31) * 3]).to(dtype), factor=4)
 
 
+CONSTANTS = (0.0, -0.0, -1.0, 2.5, INF, NAN)
+
+
+def test_unary_of_constants():
+    """What MLIR and LLVM compute themselves."""
+    matches(lambda x: [torch.stack([getattr(torch, n)(torch.full_like(x, v)) for v in CONSTANTS]) for n in UNARY], torch.ones(3), factor=4)
+
+
+def test_binary_of_constants():
+    pairs = [(a, b) for a in CONSTANTS for b in CONSTANTS]
+    matches(
+        lambda x: [torch.stack([getattr(torch, n)(torch.full_like(x, a), torch.full_like(x, b)) for a, b in pairs]) for n in "div remainder fmod pow fmax atan2 copysign".split()],
+        torch.ones(3),
+        factor=4,
+    )
+
+
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_unary_of_integers(dtype):
     matches(named(UNARY), torch.randint(-9, 9, (3, 17)).to(dtype), factor=2)
