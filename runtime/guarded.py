@@ -124,12 +124,13 @@ class GuardedWeightTable(WeightTable):
 
     program: GuardedProgram
 
-    def _fill(self, pointers: tuple[int, ...], tensors: Sequence[Any]) -> list[GuardedBlock]:
+    def _fill(self, pointers: tuple[int, ...], tensors: Sequence[Any]) -> tuple[list[GuardedBlock], list[int]]:
         placement = self.program.placement
         names = [f"weight {i}" for i in range(len(tensors))]
         inputs = guards.copies(list(tensors), names, set(), placement)
         blocks = [GuardedBlock(n, f"packed weight {i}", placement) for i, n in enumerate(self.nbytes)]
-        self.program.run([address for address, _, _ in inputs], [b.address for b in blocks])
+        addresses = [b.address for b in blocks]
+        self.program.run([address for address, _, _ in inputs], addresses)
         for block in blocks:
             block.freeze()
-        return blocks
+        return blocks, addresses

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .abi import ALIGNMENT
 from .loader import Library, assemble
 from .memory import Block
 from .program import Program
@@ -87,19 +89,27 @@ class WeightTable:
             samples = _sample_addresses(tensors)
             fingerprint = _fingerprint()(samples, len(samples))
             # A new entry, never the old memory: a call that is still running reads that.
-            blocks = self._fill(pointers, tensors)
-            addresses = [b.address for b in blocks]
+            blocks, addresses = self._fill(pointers, tensors)
             # Other weights may come to lie at the same address: these results end with the first of their weights.
             forget = functools.partial(_forget, weakref.ref(self), pointers)
             owners = [weakref.ref(t, forget) for t in tensors]
             entry = self._entries[pointers] = Results(_epoch, versions, fingerprint, samples, blocks, addresses, owners)
             return entry
 
-    def _fill(self, pointers: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> Sequence[Block]:
-        """New blocks with what is computed from the weights."""
-        blocks = [Block(max(n, 1)) for n in self.nbytes]
-        self.program.run(pointers, [b.address for b in blocks])
-        return blocks
+    def _fill(self, pointers: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Block], list[int]]:
+        """New memory with what is computed from the weights, and the address of each result in it.
+
+        One block for all: large enough, as a rule, to lie in huge pages, which hardly any single weight is.
+        """
+        ends = list(itertools.accumulate(_aligned(n) for n in self.nbytes))
+        block = Block(ends[-1] if ends else 0)
+        addresses = [block.address + end - _aligned(n) for n, end in zip(self.nbytes, ends)]
+        self.program.run(pointers, addresses)
+        return [block], addresses
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _forget(table: weakref.ref[WeightTable], pointers: tuple[int, ...], _: object) -> None:
