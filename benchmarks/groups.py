@@ -4,9 +4,10 @@ Groups are what the compiler made kernels of, but for those with a product or a 
 with the values that the model has there; nothing is picked by hand. Each becomes a small graph of its own. Equal groups
 (the layers of a transformer) count once, `calls` says how often the model has them.
 
-`limit` is the time that a plain copy takes to read and write as many bytes as the group's inputs and outputs have, timed in
-the same rounds; `of limit` is that time over the kernel's. It is above one where inputs are in cache, or not read whole, and
-far below one where the group computes more than it moves.
+`limit` is the longer of two times, both from this run: what a plain loop takes to copy as many bytes as the group's inputs and
+outputs have (`bytes`), in the same rounds, and what the vector units need for the arithmetic, each element once, at the rates of
+products, divisions and ops of any kind from registers (`units`, see `benchmarks.arithmetic`). `of limit` is that time over the
+bare kernel's, without Python. It is above one where inputs are not read whole.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 
 import click
 
+from .arithmetic import Rates, Work, count
+
 
 @dataclass
 class Group:
@@ -31,6 +34,8 @@ class Group:
     calls: int
     graph: Any
     arguments: list[Any]
+    work: Work | None = None
+    """Its arithmetic; None where sizes are symbols."""
 
     @property
     def moved_bytes(self) -> int:
@@ -92,7 +97,7 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
 
             out = Record(gm).run(*arguments)
             if any(k.name for k in kernels):
-                found.extend(Group(model, k.name, k.calls, k.graph, [values[n.name] for n in k.inputs]) for k in kernels)
+                found.extend(Group(model, k.name, k.calls, k.graph, [values[n.name] for n in k.inputs], k.work) for k in kernels)
                 kernels.clear()
             arguments.clear()
             return out
@@ -113,6 +118,7 @@ class _Kernel:
     calls: int
     inputs: list[Any]
     graph: Any
+    work: Work | None
 
 
 def _kernels(gm: Any) -> list[_Kernel]:
@@ -146,11 +152,15 @@ def _kernels(gm: Any) -> list[_Kernel]:
             if kind in ("contraction", "convolution") or "_pack_" in k.name:
                 continue
             chosen = {n for n in k.origins[: len(k.origins) // calls] if n in nodes and nodes[n].op == "call_function"}
-            if chosen:
+            # What is left of a product in kernels of its own (padding, the scores of attention) is no group.
+            if chosen and not any(word in str(nodes[n].target) for n in chosen for word in _PRODUCTS):
                 inputs, part = _part(gm, chosen)
                 if not weights.issuperset(inputs):
-                    out.append(_Kernel(k.name, calls, inputs, part))
+                    out.append(_Kernel(k.name, calls, inputs, part, count(k.text)))
     return out
+
+
+_PRODUCTS = ("attention", "convolution", "mm", "matmul", "linear", "mkldnn")
 
 
 def _part(gm: Any, chosen: set[str]) -> tuple[list[Any], Any]:
@@ -180,8 +190,12 @@ def _part(gm: Any, chosen: set[str]) -> tuple[list[Any], Any]:
     return inputs, torch.fx.GraphModule(gm, graph)
 
 
-def measure(group: Group, backends: list[str], seconds: float) -> dict[str, Any]:
-    """A row: milliseconds of each backend through torch.compile, of the bare kernels, and of a copy of as many bytes."""
+SAMPLE_SECONDS = 50e-6
+"""The least time of a sample of native calls."""
+
+
+def measure(group: Group, backends: list[str], seconds: float, rates: Rates | None = None) -> dict[str, Any]:
+    """A row: milliseconds of each backend through torch.compile, of the bare kernels, and of both limits."""
     import torch
     import torch._dynamo
 
@@ -189,9 +203,11 @@ def measure(group: Group, backends: list[str], seconds: float) -> dict[str, Any]
     from mlirc.lowering.target import Target
     from mlirc.options import Options
 
+    from .limits import Repeat
     from .measure import alternate, median_ms
     from .suite import compiled
 
+    rates = rates or Rates()
     row: dict[str, Any] = {"model": group.model, "group": group.name, "calls": group.calls, "bytes": group.moved_bytes}
     arguments = group.arguments
     row["shapes"] = [str(tuple(a.shape)) for a in arguments if isinstance(a, torch.Tensor)]
@@ -208,18 +224,37 @@ def measure(group: Group, backends: list[str], seconds: float) -> dict[str, Any]
         runner = compile_fx(group.graph, arguments, options=Options.make(None, None), target=Target.parse("host"))
         row["kernels"] = len(runner.report.kernels)  # type: ignore[attr-defined]
         row["aten"] = len(runner.report.aten)  # type: ignore[attr-defined]
+        repeat = Repeat()
+        results = runner(list(arguments))
+        native = runner.program.last_call() if hasattr(runner, "program") else None
+        times = {"bytes": _times(repeat.copy(row["bytes"], 1)), "kernel": 1}
+        calls["bytes"] = repeat.copy(row["bytes"], times["bytes"])
         calls["kernel"] = lambda: runner(list(arguments))
-        source = torch.empty(max(row["bytes"] // 2, 1), dtype=torch.uint8)
-        target = torch.empty_like(source)
-        calls["limit"] = lambda: target.copy_(source)
-        for name, times in alternate(calls, seconds).items():
-            row[f"{name} ms"] = median_ms(times)
+        if native is not None:
+            times["kernel"] = _times(repeat.function(*native, 1))
+            calls["kernel"] = repeat.function(*native, times["kernel"])
+        for name, taken in alternate(calls, seconds).items():
+            row[f"{name} ms"] = median_ms(taken) / times.get(name, 1)
+        del results
+    row["units ms"] = 1e3 * rates.seconds(group.work) / torch.get_num_threads() if group.work else 0.0
+    row["limit ms"] = max(row["bytes ms"], row["units ms"])
     row["of limit"] = row["limit ms"] / row["kernel ms"]
     return row
 
 
+def _times(call: Callable[[], object]) -> int:
+    """How often a call is to be repeated for a sample that a clock can tell."""
+    import time
+
+    call()
+    start = time.perf_counter()
+    call()
+    return max(1, min(1000, int(SAMPLE_SECONDS / (time.perf_counter() - start)) + 1))
+
+
 def _describe(row: dict[str, Any], backends: list[str]) -> str:
     text = f"{row['model']:13} {row['calls']:3}x {row['group'][:44]:44} {row['bytes'] / 1e6:8.2f} MB  kernel {row['kernel ms'] * 1e3:8.1f} us, {row['of limit']:5.2f} of limit"
+    text += " (units)" if row["units ms"] > row["bytes ms"] else " (bytes)"
     for backend in backends:
         if backend != "mlirc":
             text += f", {row[f'{backend} ms'] / row['mlirc ms']:5.2f}x {backend}"
@@ -236,6 +271,19 @@ def _summary(rows: list[dict[str, Any]], backends: list[str]) -> str:
     return text
 
 
+def _table(rows: list[dict[str, Any]]) -> str:
+    """Rows of several runs: per dtype and number of threads, by the share of the time of all groups of the model."""
+    latest = {(r["dtype"], r["threads"], r["model"], r["group"], *r["shapes"]): r for r in rows}
+    out = []
+    for kind in sorted({key[:2] for key in latest}, reverse=True):
+        members = [r for key, r in latest.items() if key[:2] == kind]
+        backends = [k[:-3] for k in members[0] if k.endswith(" ms") and k[:-3] not in ("kernel", "bytes", "units", "limit")]
+        out.append(f"{kind[0]}, {kind[1]} threads")
+        out += [_describe(r, backends) for r in sorted(members, key=lambda r: -r["kernel ms"] * r["calls"])]
+        out += [_summary(members, backends), ""]
+    return "\n".join(out)
+
+
 @click.command(help=__doc__)
 @click.option("--models", default="bert,gpt2,llama_prefill,vit_b16,convnext_t,mobilenetv3,swin_t,unet,sage", show_default=True)
 @click.option("--dtype", default="f32", show_default=True, type=click.Choice(["f32", "bf16"]))
@@ -244,21 +292,29 @@ def _summary(rows: list[dict[str, Any]], backends: list[str]) -> str:
 @click.option("--seconds", default=0.5, show_default=True, help="Seconds of timing for each contestant.")
 @click.option("--dynamic", is_flag=True, help="Sizes are symbols.")
 @click.option("--out", type=click.Path(path_type=Path), help="Append the rows to this file as JSON lines.")
-def main(models: str, dtype: str, threads: int, backends: str, seconds: float, dynamic: bool, out: Path | None) -> None:
+@click.option("--report", type=click.Path(path_type=Path, exists=True), help="Print the table of rows in this file, dearest first.")
+def main(models: str, dtype: str, threads: int, backends: str, seconds: float, dynamic: bool, out: Path | None, report: Path | None) -> None:
     import torch
 
     from .suite import DTYPES
 
     torch.set_num_threads(threads)
     contestants = backends.split(",")
+    if report:
+        click.echo(_table([json.loads(line) for line in report.read_text().splitlines()]))
+        return
     rows = []
+    rates = Rates()
     for model in models.split(","):
         for group in groups_of(model, getattr(torch, DTYPES[dtype]), dynamic):
             try:
-                row = measure(group, contestants, seconds)
+                row = measure(group, contestants, seconds, rates)
+                row.update(dtype=dtype, threads=threads)
             except Exception as error:  # one group's failure must not end the table
                 click.echo(f"{model:13} {group.name} FAILED {type(error).__name__}: {str(error)[:300]}", err=True)
                 continue
+            if not row["kernels"] and not row["aten"]:
+                continue  # a copy in the model, a view where it is alone
             rows.append(row)
             click.echo(_describe(row, contestants))
             if out:

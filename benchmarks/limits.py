@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,101 @@ def gflops(dtype: str, seconds: float = 0.2) -> float:
     count = 200_000
     best = _best("\n".join(lines), buffer, count, seconds)
     return 2 * lanes * (2 if pairs else 1) * chains * count / best / 1e9
+
+
+def vector_ops(kind: str, seconds: float = 0.1) -> float:
+    """Vector ops per second of one core on f32 values in registers: `fma`, `fdiv`, or `xor` for what any of its units does."""
+    width = lanes()
+    acc, chains = f"<{width} x float>", CHAINS if _target().vector_bits == 512 else CHAINS // 2
+    bits = f"<{width} x i32>"
+    lines = [f"declare {acc} @llvm.fma.v{width}f32({acc}, {acc}, {acc})"] if kind == "fma" else []
+    lines += ["define void @f(ptr %p, i64 %n) {", "entry:", f"%x = load {acc}, ptr %p, align 64", f"%z = bitcast {acc} %x to {bits}"]
+    lines += ["br label %loop", "loop:", "%i = phi i64 [0, %entry], [%j, %loop]"]
+    lines += [f"%a{i} = phi {acc} [%x, %entry], [%b{i}, %loop]" for i in range(chains)]
+    for i in range(chains):
+        if kind == "fma":
+            lines.append(f"%b{i} = call {acc} @llvm.fma.v{width}f32({acc} %a{i}, {acc} %x, {acc} %x)")
+        elif kind == "fdiv":
+            lines.append(f"%b{i} = fdiv {acc} %a{i}, %x")
+        else:
+            lines += [f"%c{i} = bitcast {acc} %a{i} to {bits}", f"%d{i} = xor {bits} %c{i}, %z", f"%b{i} = bitcast {bits} %d{i} to {acc}"]
+    lines += ["%j = add i64 %i, 1", "%c = icmp slt i64 %j, %n", "br i1 %c, label %loop, label %out", "out:", *_fold(acc, chains), "}"]
+    buffer = _aligned(256)
+    buffer.view(np.float32)[:] = np.random.default_rng(0).uniform(0.99, 1.0, 64)  # and so no product leaves the normal numbers
+    count = 50_000
+    return chains * count / _best("\n".join(lines), buffer, count, seconds)
+
+
+def lanes() -> int:
+    """Elements of 32 bits in a vector."""
+    bits: int = _target().vector_bits
+    return bits // 32
+
+
+COPY_IR = """
+define void @copy(ptr %to, ptr %sizes) {{
+entry:
+  %from.slot = getelementptr i64, ptr %sizes, i64 1
+  %from = load ptr, ptr %from.slot
+  %n = load i64, ptr %sizes
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%j, %loop]
+  {body}
+  %j = add i64 %i, {step}
+  %c = icmp slt i64 %j, %n
+  br i1 %c, label %loop, label %out
+out:
+  ret void
+}}
+define void @repeat(ptr %f, ptr %a, ptr %b, i64 %n) {{
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%j, %loop]
+  call void %f(ptr %a, ptr %b)
+  %j = add i64 %i, 1
+  %c = icmp slt i64 %j, %n
+  br i1 %c, label %loop, label %out
+out:
+  ret void
+}}
+"""
+
+
+class Repeat:
+    """Native calls `f(a, b)` of a function of two pointers, again and again, without Python in between."""
+
+    def __init__(self) -> None:
+        width = 4 * lanes()
+        kind = f"<{lanes()} x float>"
+        body = []
+        for i in range(4):
+            body += [f"%k{i} = add i64 %i, {i * width}", f"%q{i} = getelementptr i8, ptr %from, i64 %k{i}"]
+            body += [f"%v{i} = load {kind}, ptr %q{i}, align 1"]
+        for i in range(4):
+            body += [f"%r{i} = getelementptr i8, ptr %to, i64 %k{i}", f"store {kind} %v{i}, ptr %r{i}, align 1"]
+        self.block = 4 * width
+        self.library = _library(COPY_IR.format(body="\n  ".join(body), step=self.block))
+        self.call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, ctypes.c_int64)(self.library.address("repeat"))
+
+    def function(self, f: int, a: int, b: int, times: int) -> Callable[[], None]:
+        """`times` calls of the function at address `f`."""
+        return lambda: self.call(f, a, b, times)
+
+    def copy(self, nbytes: int, times: int) -> Callable[[], None]:
+        """`times` copies that read half of `nbytes` and write the other half."""
+        size = -(-nbytes // 2 // self.block) * self.block
+        source, target = _aligned(size), _aligned(size)
+        source[:] = target[:] = 1
+        sizes = np.array([size, source.ctypes.data], np.int64)
+        address = self.library.address("copy")
+
+        def run() -> None:
+            assert len(source) == len(target)  # which keeps them in memory
+            self.call(address, target.ctypes.data, sizes.ctypes.data, times)
+
+        return run
 
 
 def read_gbytes(size: int, seconds: float = 0.2) -> float:
@@ -88,8 +184,8 @@ def _aligned(size: int) -> np.ndarray:
     return raw[start : start + size]
 
 
-def _best(text: str, buffer: np.ndarray, count: int, seconds: float) -> float:
-    """The least seconds of a call of `f(buffer, count)`."""
+def _library(text: str) -> Any:
+    """The code of a module of LLVM IR."""
     import llvmlite.binding as llvm
 
     from mlirc.runtime.abi import CODEGEN
@@ -101,7 +197,12 @@ def _best(text: str, buffer: np.ndarray, count: int, seconds: float) -> float:
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=target.llvm_cpu, features=target.llvm_features, opt=1, **CODEGEN
     )
-    library = Library({"limit": machine.emit_object(llvm.parse_assembly(text))})
+    return Library({"limit": machine.emit_object(llvm.parse_assembly(text))})
+
+
+def _best(text: str, buffer: np.ndarray, count: int, seconds: float) -> float:
+    """The least seconds of a call of `f(buffer, count)`."""
+    library = _library(text)
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(library.address("f"))
     saved = buffer[:256].copy()
     best, end = float("inf"), time.perf_counter() + seconds

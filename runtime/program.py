@@ -241,6 +241,15 @@ class Program:
         """Bytes of arena that a call with these sizes takes."""
         return evaluate(self.arena_size, dict(zip(self.plan.symbols, sizes)))
 
+    def last_call(self) -> tuple[int, int, int] | None:
+        """Addresses (f, a, b) with which `f(a, b)` repeats the last call without Python, as long as its tensors live.
+
+        None where host steps belong to it, or no call has been.
+        """
+        if self._steps is None or not self._frames:
+            return None
+        return ctypes.cast(self._native, ctypes.c_void_p).value or 0, self._frames[-1]._address, self._steps  # type: ignore[arg-type]
+
     def close(self) -> None:
         """Free code and arenas as soon as the calls in flight are over."""
         self._library = None

@@ -112,3 +112,11 @@ def test_groups(tiny, tmp_path):
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert rows and all(r["mlirc error"] < 1e-5 and r["kernels"] >= 1 and r["aten"] == 0 for r in rows)
+
+
+def test_groups_report(tiny, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    command = ["--models", "tiny", "--backends", "eager,mlirc", "--seconds", "0.001", "--out", str(out)]
+    CliRunner().invoke(groups.main, command, catch_exceptions=False)
+    result = CliRunner().invoke(groups.main, ["--report", str(out)], catch_exceptions=False)
+    assert result.exit_code == 0 and "f32, 1 threads" in result.output and "of limit, weighted by time" in result.output
