@@ -230,19 +230,18 @@ class _Loops:
         return n * 4 <= 128 * 1024
 
     def _allocate(self) -> None:
-        """One-row buffers for kept values, at the top of the body."""
+        """One-row buffers for kept values, at the top of the body. Lanes lie side by side, whichever of the inner classes has them."""
         self.buffers: dict[ir.Value, Memory] = {}
         for v in self.kept:
-            sizes = [int(self.s.merged.get(c, self.d.sizes[c])) for c in self.s.inner]  # type: ignore[call-overload]
-            strides, step = [], 1 if self.horizontal else self.s.lanes * self.s.unroll
-            for n in reversed(sizes):
-                strides.append(step)
-                step *= n
+            strides, step = {}, 1 if self.horizontal else self.s.lanes * self.s.unroll
+            for c in sorted(reversed(self.s.inner), key=lambda c: c != self.s.lane):
+                strides[c] = step
+                step *= int(self.s.merged.get(c, self.d.sizes[c]))  # type: ignore[call-overload]
             element = builders.element_type(v)
             kind = ir.MemRefType.get([step + self.s.lanes], storage_type(element))
             place = memref.AllocaOp(kind, [], [], alignment=64).result
             dynamic = ir.MemRefType.get([builders.DYNAMIC], storage_type(element))
-            self.buffers[v] = Memory(memref.cast(dynamic, place), strides[::-1], element)
+            self.buffers[v] = Memory(memref.cast(dynamic, place), [strides[c] for c in self.s.inner], element)
 
     def _buffer_point(self) -> Point:
         return tuple(self.env[c] for c in self.s.inner)

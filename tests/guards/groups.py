@@ -42,12 +42,18 @@ def reductions(n: int, d: torch.dtype) -> Iterator[Pair]:
     yield lambda x: (x - x.amin()).sum(), [_r(d, n)]
 
 
+def _in_two_orders(x: Tensor) -> list[Tensor]:
+    y = torch.tanh(x)
+    return [y.var() + x, y.exp().contiguous(), y.square().contiguous()]
+
+
 def normalisations(n: int, d: torch.dtype) -> Iterator[Pair]:
     yield lambda x: F.softmax(x * 2, -1), [_r(d, 3, n)]
     yield lambda x: F.log_softmax(x, 0), [_r(d, n, 3)]
     yield lambda x, y, w, b: F.layer_norm(x + y, w.shape, w, b, eps=0.1), [_r(d, 3, n), _r(d, 3, n), _r(d, n), _r(d, n)]
     yield lambda x, w: F.rms_norm(x, w.shape, w, eps=0.1), [_r(d, 2, 3, n), _r(d, n)]
     yield lambda x: F.group_norm(x, 3, eps=0.1), [_r(d, 2, 6, n)]
+    yield lambda x: _in_two_orders(x.permute(0, 2, 1)), [_r(d, 3, 13, n)]
     yield lambda x: F.batch_norm(x, None, None, training=True, eps=0.1), [_r(d, 4, n, 3)]
 
 
