@@ -49,6 +49,10 @@ class Invalid(Exception):
     """These ops cannot be one kernel; the text is the reason, shown by `mlirc dump --stage fusion`."""
 
 
+class Never(Invalid):
+    """Nor if more of their loops were tied."""
+
+
 def result_loops(op: ir.Operation, position: int = 0) -> list[int | None]:
     """The loop that walks over each dim of a result."""
     if op.name == "linalg.generic":
@@ -58,12 +62,14 @@ def result_loops(op: ir.Operation, position: int = 0) -> list[int | None]:
     return list(range(len(st.shape(op.results[position]))))
 
 
+@st.remembered
 def loop_count(op: ir.Operation) -> int:
     if op.name == "linalg.generic":
         return len(st.iterators(op))
     return len(st.shape(op.operands[1] if op.name == "mlirc.scatter" else op.results[0]))
 
 
+@st.remembered
 def operand_loops(op: ir.Operation) -> list[tuple[ir.Value, list[int | None]]]:
     """Each tensor operand with the loop that walks over each of its dims (None: not a plain loop)."""
     if op.name == "linalg.generic":
@@ -120,6 +126,8 @@ def analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st.
     """
     try:
         return _analyse(ops, stored, shapes, False)
+    except Never:
+        raise
     except Invalid:
         return _analyse(ops, stored, shapes, True)
 
@@ -127,6 +135,16 @@ def analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st.
 def _analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st.Shapes, siblings: bool) -> Domain:
     inside = set(ops)
     real = [op for op in ops if st.kind(op) not in ("view", "aux")]
+    anchors = [op for op in real if st.kind(op) in ("contraction", "convolution")]
+    special = [op for op in real if st.kind(op) in ("concat", "scatter", "scan")]
+    reductions = [op for op in real if st.kind(op) == "reduction"]
+    if len(anchors) + len(special) > 1:
+        raise Never("two anchors")
+    if anchors and reductions:
+        raise Never("a reduction behind a contraction")
+    displaced = _displaced(real, inside)
+    if any(st.kind(op) not in ("elementwise", "pad") for op in displaced):
+        raise Never("a value is read at another place than where the kernel computes it")
     parent: dict[Loop, Loop] = {}
 
     def find(x: Loop) -> Loop:
@@ -180,15 +198,7 @@ def _analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st
         if producer is not None and producer in inside and producer not in roots:
             roots.append(producer)
 
-    domain.displaced = _displaced(real, inside)
-    for op in domain.displaced:
-        if st.kind(op) not in ("elementwise", "pad"):
-            raise Invalid("a value is read at another place than where the kernel computes it")
-    anchors = [op for op in real if st.kind(op) in ("contraction", "convolution")]
-    special = [op for op in real if st.kind(op) in ("concat", "scatter", "scan")]
-    domain.reductions = [op for op in real if st.kind(op) == "reduction"]
-    if len(anchors) + len(special) > 1:
-        raise Invalid("two anchors")
+    domain.displaced, domain.reductions = displaced, reductions
     if anchors:
         return _contraction(domain, anchors[0], roots)
     if special:
@@ -227,8 +237,6 @@ def _contraction(domain: Domain, anchor: ir.Operation, roots: Sequence[ir.Operat
     iterators = st.iterators(anchor)
     domain.rows = [c for c, it in zip(domain.loops[anchor], iterators) if it == "parallel" and c is not None]
     domain.inner = [c for c, it in zip(domain.loops[anchor], iterators) if it == "reduction" and c is not None]
-    if domain.reductions:
-        raise Invalid("a reduction behind a contraction")
     for op in domain.loops:
         if st.kind(op) == "pad":
             raise Invalid("padding around a contraction")

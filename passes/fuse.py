@@ -33,7 +33,10 @@ def fuse(function: ir.Operation, shapes: st.Shapes) -> None:
     """Mark the ops of `function` (tensor-level, one block) with their group number."""
     block = function.regions[0].blocks[0]
     duplicate_free_producers(block)
-    _Fusion(block, shapes, weights_of(function)).run()
+    with st.unchanging():
+        fusion = _Fusion(block, shapes, weights_of(function))
+        fusion.run()
+    fusion.write()
 
 
 def duplicate_free_producers(block: ir.Block) -> None:
@@ -91,7 +94,9 @@ class _Fusion:
             elif st.kind(op) == "call":  # a group of its own, for good
                 self.group_of[op] = self.position[op]
                 self.groups[self.position[op]] = [op]
-        # Only now: the hash of an op depends on its attributes.
+
+    def write(self) -> None:
+        """Put groups and reasons on the ops. Only when nothing is asked of them any more: their hash depends on their attributes."""
         for op, reason in self.unfused:
             op.attributes["mlirc.unfused"] = ir.StringAttr.get(reason)
         for g, ops in self.groups.items():

@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import functools
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ..dialects.mlir import ir
+
+Answer = TypeVar("Answer")
 
 VIEWS = frozenset(
     ("tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice", "linalg.transpose", "tensor.cast")
 )
 AUXILIARY = frozenset(("tensor.empty", "linalg.fill", "arith.constant"))
+
+
+class _Remembered(threading.local):
+    facts: dict[tuple[object, ir.Operation], Any] | None = None
+
+
+_remembered = _Remembered()
+
+
+@contextmanager
+def unchanging() -> Iterator[None]:
+    """Within, what is asked of an op is remembered, for MLIR is slow to answer. Until then no op may change, nor go: a new one may
+    get its address, and with it what is remembered about it."""
+    outer, _remembered.facts = _remembered.facts, {}
+    try:
+        yield
+    finally:
+        _remembered.facts = outer
+
+
+def remembered(question: Callable[[ir.Operation], Answer]) -> Callable[[ir.Operation], Answer]:
+    """A function of an op whose answers, which nobody changes, are kept while the IR is `unchanging`."""
+
+    @functools.wraps(question)
+    def ask(op: ir.Operation) -> Answer:
+        facts = _remembered.facts
+        if facts is None:
+            return question(op)
+        key = (question, op)
+        if key not in facts:
+            facts[key] = question(op)
+        return facts[key]  # type: ignore[no-any-return]
+
+    return ask
 
 
 def operation(x: object) -> ir.Operation:
@@ -27,6 +67,7 @@ def is_tensor(value: ir.Value) -> bool:
     return isinstance(value.type, ir.RankedTensorType)
 
 
+@remembered
 def kind(op: ir.Operation) -> str:
     """`view`, `elementwise`, `reduction`, `contraction`, `convolution`, `pad`, `concat`, `scatter`, `scan`, `call`, `return`
     or `aux`."""
@@ -53,6 +94,7 @@ _KINDS = {
 _ITERATOR_CACHE: dict[str, list[str]] = {}
 
 
+@remembered
 def iterators(op: ir.Operation) -> list[str]:
     """`parallel` or `reduction` for each loop of a linalg.generic."""
     text = str(op.attributes["iterator_types"])
@@ -61,6 +103,7 @@ def iterators(op: ir.Operation) -> list[str]:
     return _ITERATOR_CACHE[text]
 
 
+@remembered
 def maps(op: ir.Operation) -> list[ir.AffineMap]:
     return [ir.AffineMapAttr(a).value for a in ir.ArrayAttr(op.attributes["indexing_maps"])]
 
@@ -82,6 +125,7 @@ def inputs(op: ir.Operation) -> list[ir.Value]:
     return [o for o in op.operands if is_tensor(o)]
 
 
+@remembered
 def captured(op: ir.Operation) -> list[ir.Value]:
     """Values from outside that the regions of an op use."""
     inside: set[ir.Value] = set()
@@ -111,6 +155,7 @@ def uses_index(op: ir.Operation) -> bool:
     return any(o.name == "linalg.index" for o in body_ops(op))
 
 
+@remembered
 def tensors_read(op: ir.Operation) -> list[ir.Value]:
     """All tensors that an op reads, those of its region included, but not inits."""
     return [*inputs(op), *(v for v in captured(op) if is_tensor(v))]
