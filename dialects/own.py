@@ -15,8 +15,8 @@ running totals along `dim`, computed in %x's element type and rounded to that of
 
     %y = "mlirc.silu"(%x) : (f32) -> f32
 
-and the other names in `FUNCTIONS`: functions of scalars (in the kernel also of vectors) that would lose accuracy if they
-were put together from ops of the math dialect, and atan2, which MLIR folds to NaN for two zeros. `passes.expand_math` makes arithmetic of them.
+and the other names in `FUNCTIONS`: functions of a scalar (in the kernel also of vectors) that would lose accuracy if they
+were put together from ops of the math dialect. And `mlirc.atan2`, as MLIR folds math.atan2 of two zeros to NaN. `passes.expand_math` makes arithmetic of them.
 """
 
 # Not `from __future__ import annotations`: the fields below are read as types.
@@ -47,24 +47,30 @@ class ScanOp(Mlirc.Operation, name="scan"):  # type: ignore[call-arg, name-defin
     result: ext.Result[Any]
 
 
-FUNCTIONS = ("sigmoid", "silu", "mish", "gelu", "gelu_tanh", "atan2")
+FUNCTIONS = ("sigmoid", "silu", "mish", "gelu", "gelu_tanh")
 
 
 def _function(name: str) -> type:
     class Function(Mlirc.Operation, name=name):  # type: ignore[call-arg, name-defined]
-        operands_: Sequence[ext.Operand[Any]]
+        x: ext.Operand[Any]
         result: ext.Result[Any]
 
     return Function
 
 
-_FUNCTIONS = {name: _function(name) for name in FUNCTIONS}
+class Atan2(Mlirc.Operation, name="atan2"):  # type: ignore[call-arg, name-defined]
+    y: ext.Operand[Any]
+    x: ext.Operand[Any]
+    result: ext.Result[Any]
+
+
+_FUNCTIONS = {**{name: _function(name) for name in FUNCTIONS}, "atan2": Atan2}
 
 
 def function(name: str, *operands: ir.Value) -> ir.Value:
-    """One of `FUNCTIONS` of scalars of one type."""
+    """One of `FUNCTIONS`, or atan2, of scalars of one type."""
     load()
-    return _FUNCTIONS[name](list(operands), result=operands[0].type).result
+    return _FUNCTIONS[name](*operands, result=operands[0].type).result
 
 
 SET = "set"
