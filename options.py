@@ -29,7 +29,8 @@ class Options:
     rng: str = "native"
     """Who makes random numbers: `native` kernels (Philox), or `aten`, whose numbers are those of eager mode."""
     prepack: bool = True
-    """In inference, compute what depends on weights alone (packing, folded batch norm) once and keep it."""
+    """In inference, compute what depends on weights alone (packing, folded batch norm) once and keep it; compilations of one model
+    for several sizes share it."""
     cache: bool = True
     """Keep compiled kernels on disk."""
     cache_dir: str = ""

@@ -1,4 +1,4 @@
-"""What is computed from weights alone: once, kept, and noticed when it is stale.
+"""What is computed from weights alone: once for all graphs of a process, kept, and noticed when it is stale.
 
 Every call compares the weights' addresses and `_version` counters with those that the kept results were made from. What
 these do not see (writes through `.data` or a numpy view) a native fingerprint over a few elements of each weight finds
@@ -12,7 +12,7 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from .abi import ALIGNMENT
 from .loader import Library, assemble
 from .memory import Block
 from .program import Program
+from .recipes import recipes
 
 if TYPE_CHECKING:
     import torch
@@ -52,9 +53,26 @@ class Results:
     versions: tuple[int, ...]
     fingerprint: int
     samples: Any
-    blocks: Sequence[Block]
+    memory: Sequence[Any]
     addresses: list[int]
     owners: list[Any]
+
+
+@dataclass(eq=False)
+class Kept:
+    """One result, for all graphs that want the same from the same weights, the `owners`: as long as their state is this one."""
+
+    address: int
+    block: Block
+    state: Hashable
+    owners: list[weakref.ref[torch.Tensor]]
+
+    def holds(self, state: Hashable) -> bool:
+        return self.state == state and all(o() is not None for o in self.owners)
+
+
+_kept: weakref.WeakValueDictionary[Hashable, Kept] = weakref.WeakValueDictionary()
+"""Results in use, by recipe and the addresses of its weights."""
 
 
 class WeightTable:
@@ -63,6 +81,7 @@ class WeightTable:
     def __init__(self, program: Program, nbytes: Sequence[int]) -> None:
         self.program = program
         self.nbytes = list(nbytes)
+        self._recipes = recipes(program.plan)
         self._entries: dict[tuple[int, ...], Results] = {}
 
     def results(self, pointers: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> Results:
@@ -79,7 +98,7 @@ class WeightTable:
         return entry
 
     def memory(self) -> int:
-        """Bytes that the kept results take."""
+        """Bytes that the kept results take, those that other graphs share included."""
         return sum(self.nbytes) * len(self._entries)
 
     def _compute(self, pointers: tuple[int, ...], versions: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> Results:
@@ -89,23 +108,43 @@ class WeightTable:
             samples = _sample_addresses(tensors)
             fingerprint = _fingerprint()(samples, len(samples))
             # A new entry, never the old memory: a call that is still running reads that.
-            blocks, addresses = self._fill(pointers, tensors)
+            memory, addresses = self._fill(pointers, tensors)
             # Other weights may come to lie at the same address: these results end with the first of their weights.
             forget = functools.partial(_forget, weakref.ref(self), pointers)
             owners = [weakref.ref(t, forget) for t in tensors]
-            entry = self._entries[pointers] = Results(_epoch, versions, fingerprint, samples, blocks, addresses, owners)
+            entry = self._entries[pointers] = Results(_epoch, versions, fingerprint, samples, memory, addresses, owners)
             return entry
 
-    def _fill(self, pointers: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Block], list[int]]:
-        """New memory with what is computed from the weights, and the address of each result in it.
+    def _fill(self, pointers: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Any], list[int]]:
+        """What keeps the results in memory, and the address of each: those of another graph that has them, or else new ones."""
+        keys = [r.of(pointers) for r in self._recipes]
+        weights = [[tensors[i] for i in r.weights()] for r in self._recipes]
+        states = [_state(w) for w in weights]
+        found = [_kept.get(key) for key in keys]
+        results = [k if k is not None and k.holds(state) else None for k, state in zip(found, states)]
+        if any(r is None for r in results):
+            # The program computes all; what is there already goes to memory that is not kept. One block for the rest: large
+            # enough, as a rule, to lie in huge pages, which hardly any single weight is.
+            new, again = ([n if (r is None) == missing else 0 for n, r in zip(self.nbytes, results)] for missing in (True, False))
+            (block, addresses), (_unused, others) = _block(new), _block(again)
+            self.program.run(pointers, [a if r is None else o for r, a, o in zip(results, addresses, others)])
+            for i, key in enumerate(keys):
+                if results[i] is None:
+                    results[i] = _kept[key] = Kept(addresses[i], block, states[i], list(map(weakref.ref, weights[i])))
+        return results, [r.address for r in results if r is not None]
 
-        One block for all: large enough, as a rule, to lie in huge pages, which hardly any single weight is.
-        """
-        ends = list(itertools.accumulate(_aligned(n) for n in self.nbytes))
-        block = Block(ends[-1] if ends else 0)
-        addresses = [block.address + end - _aligned(n) for n, end in zip(self.nbytes, ends)]
-        self.program.run(pointers, addresses)
-        return [block], addresses
+
+def _state(weights: Sequence[torch.Tensor]) -> Hashable:
+    """What changes when other tensors come to lie at the same addresses, or these are written to."""
+    samples = _sample_addresses(weights)
+    return _epoch, _versions(weights), _fingerprint()(samples, len(samples)), tuple(map(id, weights))
+
+
+def _block(nbytes: Sequence[int]) -> tuple[Block, list[int]]:
+    """A block with room for pieces of so many bytes, and their addresses."""
+    ends = list(itertools.accumulate(_aligned(n) for n in nbytes))
+    block = Block(ends[-1] if ends else 0)
+    return block, [block.address + end - _aligned(n) for n, end in zip(nbytes, ends)]
 
 
 def _aligned(nbytes: int) -> int:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mlirc.runtime import weights
 from mlirc.tests.semantics.agree import compiled
 
 R = torch.randn
@@ -212,6 +213,18 @@ def test_instances_share_a_compilation(input):
         nets += [Net().eval() for _ in range(2)]  # quite likely where the dead one's weights were
         for net in nets:
             agrees(lambda x, net=net: f(net, x), net, input)
+
+
+def test_compilations_share_packed_weights(input):
+    """One for each batch size, of the same weights."""
+    net = nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 24)).eval()
+    f = compiled(net, dynamic=False)
+    with torch.no_grad():
+        before = len(weights._kept)
+        agrees(f, net, input)
+        packed = len(weights._kept) - before
+        agrees(f, net, input[:5])
+    assert packed and len(weights._kept) - before == packed
 
 
 def test_many_layers_of_one_class(input):
