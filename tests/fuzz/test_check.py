@@ -56,6 +56,18 @@ def test_sums_of_products_rounded_once_or_twice():
     check(f, lambda: (tensor((2000, 8), torch.float16, 1),))
 
 
+def test_logarithm_of_a_sum_near_one():
+    def f(x):
+        return (x * torch.tensor([0.0, 1, 1, 1, 1])).sum(1, keepdim=True) * torch.tensor([0.0, 1, 1, 1, 1])
+
+    def g(x):
+        y = f(x)
+        # The sum in another order.
+        return y.flip(1).log_softmax(1).flip(1) if compiling() else y.log_softmax(1)
+
+    check(g, lambda: (tensor((500, 5), torch.float64, 1) * 5 - 9,))
+
+
 def test_one_kind_of_difference_is_asked_for():
     """The second opinion is about the difference that was found, and not about another that comes before it."""
     x = tensor((7, 5), torch.float32, 1)
