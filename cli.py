@@ -61,6 +61,7 @@ def _shared(command: Callable[..., None]) -> Callable[..., None]:
 def _options(settings: Iterable[str], mode: str | None, target: str | None, passes: tuple[str, ...]) -> dict[str, object]:
     """The options as torch.compile takes them, checked."""
     from .lowering.target import Target
+    from .passes.strategy import parse_pins
 
     out: dict[str, object] = {}
     for text in settings:
@@ -70,7 +71,9 @@ def _options(settings: Iterable[str], mode: str | None, target: str | None, pass
         out[name] = value
     out |= {name: value for name, value in (("mode", mode), ("target", target), ("passes", passes)) if value}
     try:
-        Target.parse(Options.make(out).target)
+        made = Options.make(out)
+        Target.parse(made.target)
+        parse_pins(made.pin)
     except ValueError as e:
         raise click.UsageError(str(e).removeprefix("mlirc: ")) from None
     return out
@@ -157,12 +160,13 @@ def _runs(name: str, known: list[str]) -> list[str]:
 def _dump_file(path: Path, options: Options, user: UserCode, selection: Selection, show: Callable[[Snapshot], None]) -> None:
     from .dialects.mlir import ir
     from .frontend.dump import dump_kernel
-    from .lowering.target import Target
+    from .passes.outline import Kernel
 
     if not path.is_file():
         raise click.UsageError(f"there is no file {path}")
     try:
-        dump_kernel(re.sub(r"\W", "_", path.stem), path.read_text(), Target.parse(options.target), user, selection, show)
+        text = path.read_text()
+        dump_kernel(Kernel(re.sub(r"\W", "_", path.stem), text, text), options, user, selection, show)
     except ir.MLIRError as e:
         raise CompileError(f"{path} is not the text of a kernel: {e}") from None
 

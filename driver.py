@@ -19,7 +19,7 @@ from .dialects.context import kernel_context
 from .dialects.mlir import PassManager, ir
 from .dialects.own import load as load_own
 from .dialects.own import load_for
-from .errors import CompileError
+from .errors import CompileError, OptionError
 from .lowering.bridge import to_llvm22
 from .lowering.codegen import emit_assembly, emit_object
 from .lowering.target import Target
@@ -29,7 +29,7 @@ from .passes import structure as st
 from .passes.expand_math import expand_math
 from .passes.registry import NOTHING, UserCode, UserFile, files_key, line_in, load, read_files
 from .passes.round_in_place import round_in_place
-from .passes.strategy import select_strategy, write_strategy
+from .passes.strategy import MODEL, Adjustment, adjusted, parse_pins, pinned, reasons, select_strategy, write_strategy
 from .passes.vectorize import KernelFunction, vectorize
 from .reproducer import write_reproducer
 from .runtime.cache import KernelCache, kernel_key, pack, unpack
@@ -49,13 +49,15 @@ def compile_kernel(
     symbol: str,
     observer: Observer | None = None,
     user: UserCode = NOTHING,
+    adjustment: Adjustment = MODEL,
     *,
     locations: bool = False,
 ) -> bytes:
     """Compile the text of one kernel to an object file that exports `symbol`.
 
     Raises CompileError. `observer` sees every stage: `kernel`, `strategy`, `vector`, each pass of the lowering,
-    `llvm` and `asm`. `user` is code of the user's own. With `locations`, those of `text` become debug locations.
+    `llvm` and `asm`. `user` is code of the user's own, `adjustment` what has been measured or pinned. With `locations`, those of
+    `text` become debug locations.
     """
     see = observer or (lambda name, what: None)
     # Code of the user's may leave a context in any state.
@@ -67,9 +69,10 @@ def compile_kernel(
         function = st.operation(module.body.operations[0])
         kernel = KernelFunction(function)
         strategy = user.strategy(kernel, target, select_strategy(kernel, target))
+        strategy = adjusted(kernel, target, strategy, adjustment)
         if observer:
             write_strategy(function, strategy)
-            see("strategy", module)
+            see("strategy", reasons(strategy) + module.operation.get_asm(enable_debug_info=locations))
         # What belongs to no single op, such as loops, belongs to the line of the anchor, or else the last one.
         with _line_of(kernel) if locations else ir.Location.unknown():
             vectors = vectorize(kernel, strategy, symbol)
@@ -100,9 +103,11 @@ def _line_of(kernel: KernelFunction) -> ir.Location:
     return next((line for line in (first_line(op.location) for op in candidates) if line), ir.Location.unknown())
 
 
-def compile_kernel_job(text: str, target: Target, symbol: str, files: tuple[UserFile, ...] = ()) -> bytes:
+def compile_kernel_job(
+    text: str, target: Target, symbol: str, files: tuple[UserFile, ...] = (), adjustment: Adjustment = MODEL
+) -> bytes:
     """What the worker processes run. `files` are those of the option `passes`, contents included."""
-    return compile_kernel(text, target, symbol, user=load(files))
+    return compile_kernel(text, target, symbol, user=load(files), adjustment=adjustment)
 
 
 @dataclass
@@ -154,7 +159,11 @@ def compile_graph(
         function, kernels = run_graph_passes(module, writes, target, observer)
     seconds["graph passes"] = time.perf_counter() - start
     start = time.perf_counter()
-    compiled = compile_kernels(kernels, target, options, files)
+    adjustments = adjust_kernels(kernels, target, options, files)
+    if options.tune:
+        seconds["tuning"] = time.perf_counter() - start
+        start = time.perf_counter()
+    compiled = compile_kernels(kernels, target, options, files, adjustments)
     seconds["kernels"] = time.perf_counter() - start
     planned = build_plan(function, symbols, n_outputs, [k.symbol for k in compiled], weights)
     return CompiledGraph(planned, compiled, seconds)
@@ -229,11 +238,59 @@ def _bytecode(module: ir.Module) -> bytes:
     return out.getvalue()
 
 
+def adjust_kernels(
+    kernels: Sequence[Kernel], target: Target, options: Options, files: tuple[UserFile, ...] = (), measure: bool = True
+) -> list[Adjustment]:
+    """What is pinned for each kernel, or else what was measured for it; with `measure`, what has not been is measured now.
+
+    Raises OptionError for a pin that its kernel cannot have.
+    """
+    from .passes.strategy.trial import worth_trying
+
+    pins = parse_pins(options.pin)
+    out = [pinned(k.name, pins) for k in kernels]
+    for k, adjustment in zip(kernels, out):
+        if adjustment.pinned:
+            _check_pin(k, target, files, adjustment)
+    # Strategies of the user's own say what is best by themselves.
+    todo = [n for n, k in enumerate(kernels) if not out[n].pinned and worth_trying(k.text)] if options.tune and not files else []
+    if todo:
+        from . import tuning
+        from .runtime.pool import get_pool
+
+        cache = kernel_cache(options)
+        if measure:
+            found = tuning.tune([tuning.Job(kernels[n].name, kernels[n].text) for n in todo], target, cache, get_pool(options))
+        else:
+            found = {kernels[n].text: tuning.recall(kernels[n].text, target, cache) or tuning.UNKNOWN for n in todo}
+        for n in todo:
+            out[n] = found.get(kernels[n].text, MODEL)
+    return out
+
+
+def _check_pin(kernel: Kernel, target: Target, files: tuple[UserFile, ...], adjustment: Adjustment) -> None:
+    """Raises OptionError, naming the kernel: here, because what a worker raises may be answered by leaving the kernel to ATen."""
+    with kernel_context(), ir.Location.unknown():
+        load_for(kernel.text)
+        module = ir.Module.parse(kernel.text)
+        function = KernelFunction(st.operation(module.body.operations[0]))
+        try:
+            adjusted(function, target, select_strategy(function, target), adjustment)
+        except OptionError as e:
+            raise OptionError(e.reason, kernel=kernel.name) from None
+
+
 def compile_kernels(
-    kernels: Sequence[Kernel], target: Target, options: Options, files: tuple[UserFile, ...] = ()
+    kernels: Sequence[Kernel],
+    target: Target,
+    options: Options,
+    files: tuple[UserFile, ...] = (),
+    adjustments: Sequence[Adjustment] | None = None,
 ) -> list[CompiledKernel]:
     """All kernels of a graph, from the cache or in the workers. `files` are those of the user's that they depend on."""
     from .runtime.pool import get_pool
+
+    adjustments = adjustments or [MODEL] * len(kernels)
 
     cache = kernel_cache(options)
     out: list[CompiledKernel | None] = [None] * len(kernels)
@@ -242,19 +299,19 @@ def compile_kernels(
     failures: list[CompileError] = []
     try:
         for i, k in enumerate(kernels):
-            key = kernel_key(k.text, target.key(), files_key(files))
+            key = kernel_key(k.text, target.key(), files_key(files) + adjustments[i].key())
             symbol = f"mlirc_{key[:24]}"
             code = _cached(cache, key, symbol)
             if code is not None:
                 out[i] = CompiledKernel(k.name, symbol, code, k.origins, k.text)
             else:
-                waiting.append((i, key, pool.submit("mlirc.driver:compile_kernel_job", k.text, target, symbol, files)))
+                waiting.append((i, key, pool.submit("mlirc.driver:compile_kernel_job", k.text, target, symbol, files, adjustments[i])))
         for i, key, future in waiting:
             k = kernels[i]
             try:
                 code = future.result()
             except Exception as e:
-                failures.append(_failure(e, k, target, options, files))
+                failures.append(_failure(e, k, target, options, files, adjustments[i]))
                 continue
             if cache:
                 cache.put(key, pack({"name": k.name}, code))
@@ -281,7 +338,9 @@ def _cached(cache: KernelCache | None, key: str, symbol: str) -> bytes | None:
     return code if defines(code, symbol) else None
 
 
-def _failure(e: Exception, kernel: Kernel, target: Target, options: Options, files: Sequence[UserFile]) -> CompileError:
+def _failure(
+    e: Exception, kernel: Kernel, target: Target, options: Options, files: Sequence[UserFile], adjustment: Adjustment
+) -> CompileError:
     """What a worker said about a kernel, with the kernel's name and origins."""
     from .runtime.pool import WorkerError
 
@@ -294,7 +353,7 @@ def _failure(e: Exception, kernel: Kernel, target: Target, options: Options, fil
             reason, source, stage = e.reason, e.source, e.stage
         case _:
             reason, source, stage = f"{type(e).__name__}: {e}", None, "kernel"
-    reproducer = write_reproducer(kernel.name, kernel.text, target, options.passes)
+    reproducer = write_reproducer(kernel.name, kernel.text, target, options.passes, adjustment.key())
     out = CompileError(
         reason, source=source, kernel=kernel.name, stage=stage, reproducer=reproducer, origins=dict.fromkeys(kernel.origins)
     )

@@ -36,5 +36,9 @@ class CompileError(RuntimeError):
         super().__init__("\n".join([reason, *(f"  {name}: {value}" for name, value in places if value)]))
 
 
+class OptionError(CompileError, ValueError):
+    """An option of the user's that cannot be: never answered by running things through ATen."""
+
+
 class GuardPageError(RuntimeError):
     """With the option `guard_pages`: a kernel has accessed memory outside of its buffers. The message names both."""

@@ -31,6 +31,10 @@ class Options:
     prepack: bool = True
     """In inference, compute what depends on weights alone (packing, folded batch norm) once and keep it; compilations of one model
     for several sizes share it."""
+    tune: bool = False
+    """Measure candidate strategies of kernels with products on this machine; the winners are kept in the kernel cache."""
+    pin: tuple[str, ...] = ()
+    """Strategies that the user chooses: `KERNEL: field=value, ...`, where KERNEL is a name or a pattern (see README)."""
     cache: bool = True
     """Keep compiled kernels on disk."""
     cache_dir: str = ""
@@ -57,6 +61,9 @@ class Options:
         for name in ("worker_timeout", "worker_memory_mb", "cache_size_mb"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"mlirc: option {name} wants a number that is not negative, got {getattr(self, name)}")
+        for text in self.pin:
+            if not isinstance(text, str):
+                raise ValueError(f"mlirc: option pin wants texts, got {text!r}")
         for name, text in [("cache_dir", self.cache_dir), *(("passes", path) for path in self.passes)]:
             if not isinstance(text, str) or "\0" in text:
                 raise ValueError(f"mlirc: option {name} wants paths, got {text!r}")
@@ -87,9 +94,12 @@ class Options:
 GUARD_PAGES = {"off": (), "end": ("end",), "start": ("start",), "both": ("start", "end")}
 """Values of the option `guard_pages`, with the placements in which a graph runs."""
 
+SEPARATORS = {"pin": ";"}
+"""Between several values of an option in text, where it is not a colon."""
+
 MAX_WORKERS = 256
 
-MODES: dict[str, dict[str, object]] = {"default": {}, "reduce-overhead": {}, "max-autotune": {}}
+MODES: dict[str, dict[str, object]] = {"default": {}, "reduce-overhead": {}, "max-autotune": {"tune": True}}
 
 
 def _parse(text: str) -> dict[str, object]:
@@ -111,7 +121,7 @@ def _convert(name: str, value: object, default: object) -> object:
                 raise ValueError(f"mlirc: option {name} wants true or false, got {value!r}")
             return words[value.lower()]
         if isinstance(default, tuple):
-            return tuple(filter(None, value.split(":")))
+            return tuple(filter(None, (part.strip() for part in value.split(SEPARATORS.get(name, ":")))))
         try:
             return type(default)(value)
         except ValueError:

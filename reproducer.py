@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import stat
 import tempfile
 from collections.abc import Sequence
@@ -11,13 +12,17 @@ from collections.abc import Sequence
 from .lowering.target import Target
 
 
-def write_reproducer(name: str, text: str, target: Target, passes: Sequence[str] = ()) -> str:
-    """Save the text of a kernel below the command that compiles it again; the path, or "" if it cannot be saved."""
+def write_reproducer(name: str, text: str, target: Target, passes: Sequence[str] = (), pin: str = "") -> str:
+    """Save the text of a kernel below the command that compiles it again; the path, or "" if it cannot be saved.
+
+    `pin` are the fields of its strategy that are not the default ones, as the option takes them.
+    """
     file = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.mlir"
     try:
         path = os.path.join(_folder(), file)
         with open(path, "w", encoding="utf-8") as f:
             options = "".join(f" --passes {os.path.abspath(p)}" for p in passes)
+            options += f" --option {shlex.quote(f'pin=*: {pin}')}" if pin else ""
             f.write(f"// mlirc dump {path} --target {target.name}{options}\n{text}")
     except (OSError, ValueError):  # a full disk must not hide what went wrong with the kernel
         return ""

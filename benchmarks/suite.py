@@ -27,7 +27,8 @@ DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float6
 
 
 def compiled(module: Any, backend: str) -> Any:
-    """`module` compiled by a backend; `inductor-freeze` and `inductor-autotune` are Inductor at its best for inference."""
+    """`module` compiled by a backend; `inductor-freeze` and `inductor-autotune` are Inductor at its best for inference,
+    `mlirc-autotune` is mlirc with measured strategies."""
     import torch
 
     if backend == "eager":
@@ -37,6 +38,8 @@ def compiled(module: Any, backend: str) -> Any:
 
         config.freezing = backend != "inductor"
         return torch.compile(module, mode="max-autotune" if backend == "inductor-autotune" else None)
+    if backend == "mlirc-autotune":
+        return torch.compile(module, backend="mlirc", mode="max-autotune")
     return torch.compile(module, backend=backend)
 
 

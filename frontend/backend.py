@@ -15,10 +15,11 @@ from torch._functorch.partitioners import default_partition
 from .. import log
 from ..dialects.mlir import ir
 from ..driver import CompiledGraph, blame, compile_graph
-from ..errors import CompileError
+from ..errors import CompileError, OptionError
 from ..lowering.target import Target
 from ..options import GUARD_PAGES, Options
 from ..passes.registry import read_files
+from ..passes.strategy import parse_pins
 from ..runtime.amx import request_tiles
 from ..runtime.pool import get_pool
 from ..runtime.program import Program
@@ -47,6 +48,7 @@ def mlirc(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str 
     """What `torch.compile(model, backend="mlirc", mode=..., options=...)` calls for every graph."""
     chosen = Options.make(options, mode)
     read_files(chosen.passes)
+    parse_pins(chosen.pin)
     target = Target.parse(chosen.target)
     target.check_runnable()
     if target.has_amx_bf16:
@@ -98,6 +100,8 @@ def compile_fx(
             error: CompileError = e
             if not options.fallback:
                 raise
+        except OptionError:
+            raise
         except CompileError as e:
             error = e
             if options.strict or not options.fallback:

@@ -14,7 +14,7 @@ import torch
 from torch._functorch.aot_autograd import make_boxed_func
 
 from ..dialects.mlir import ir
-from ..driver import compile_kernel, mark_weights, run_graph_passes
+from ..driver import adjust_kernels, compile_kernel, mark_weights, run_graph_passes
 from ..lowering.target import Target
 from ..options import Options
 from ..passes import structure as st
@@ -120,18 +120,21 @@ def dump_graph(graph: Captured, options: Options, user: UserCode, selection: Sel
         summary = _summary(graph.name, imported, function, kernels)
     for number, kernel in enumerate(kernels):
         if selection.kernel(number, kernel.name):
-            dump_kernel(kernel.name, kernel.located if selection.locations else kernel.text, target, user, selection, show, graph.name)
+            dump_kernel(kernel, options, user, selection, show, graph.name)
     return summary
 
 
-def dump_kernel(name: str, text: str, target: Target, user: UserCode, selection: Selection, show: Show, graph: str = "") -> None:
+def dump_kernel(kernel: Kernel, options: Options, user: UserCode, selection: Selection, show: Show, graph: str = "") -> None:
     """Compile one kernel, showing what is selected as it comes. Raises CompileError where the compiler would."""
     if not selection.compare and selection.stages.isdisjoint(kernel_stages(user, selection.locations)):
         return
-    stages = _Stages(graph, name, selection, show)
+    stages = _Stages(graph, kernel.name, selection, show)
     names = kernel_names()
+    target = Target.parse(options.target)
+    (adjustment,) = adjust_kernels([kernel], target, options, user.kernel_files, measure=False)
+    text = kernel.located if selection.locations else kernel.text
     compile_kernel(
-        text, target, name, lambda stage, what: stages.see(names.of(stage), what), user, locations=selection.locations
+        text, target, kernel.name, lambda stage, what: stages.see(names.of(stage), what), user, adjustment, locations=selection.locations
     )
 
 

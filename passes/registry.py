@@ -24,7 +24,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..dialects.mlir import ir
@@ -102,7 +102,8 @@ class UserCode:
             if not isinstance(replaced, Strategy):
                 kind = type(replaced).__name__
                 raise CompileError(f"the function returned a {kind}, not a strategy (return the default to keep it)", source=path, stage=name)
-            chosen = replaced
+            new = {f.name for f in fields(replaced) if f.name != "why" and getattr(replaced, f.name) != getattr(chosen, f.name, None)}
+            chosen = replace(replaced, why={**replaced.why, **dict.fromkeys(new, f"{name} of {path}")})
         return chosen
 
 

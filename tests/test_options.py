@@ -41,6 +41,7 @@ def test_environment_wins_over_mode(monkeypatch):
         ("worker_timeout=1.5", "worker_timeout", 1.5),
         ("passes=a.py:b.py", "passes", ("a.py", "b.py")),
         ("cache_dir=/tmp/x", "cache_dir", "/tmp/x"),
+        ("pin=k01_*: rows=8 columns=2; k02: rows=4", "pin", ("k01_*: rows=8 columns=2", "k02: rows=4")),
         ("guard_pages=end", "guard_pages", "end"),
     ],
 )
@@ -69,7 +70,7 @@ def test_unknown_mode_lists_the_valid_ones():
 
 
 @pytest.mark.parametrize("given", [{"workers": "many"}, {"workers": 1.5}, {"strict": 1}, {"strict": "maybe"}, {"cache_dir": 3}, {"workers": -1}, {"workers": 1 << 70},
-     {"worker_timeout": float("nan")}, {"worker_timeout": -1.0}, {"cache_dir": "a\0b"}, {"passes": [3]}])
+     {"worker_timeout": float("nan")}, {"worker_timeout": -1.0}, {"cache_dir": "a\0b"}, {"passes": [3]}, {"pin": [3]}])
 def test_wrong_type_names_the_option(given):
     with pytest.raises(ValueError, match=next(iter(given))):
         Options.make(given)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ...dialects.mlir import ir
+from .adjust import MODEL, Adjustment, Pin, adjusted, parse_pins, pinned
 from .contractions import ContractionStrategy, contraction, pack_shape
 from .loops import LoopStrategy, loops, scan, scatter, transposes
 
@@ -37,11 +38,27 @@ def write_strategy(function: ir.Operation, strategy: Strategy) -> None:
     )
 
 
+def reasons(strategy: Strategy) -> str:
+    """The choices for people to read: `// rows = 14: 32 registers, ...`, a line each."""
+    chosen = asdict(strategy)
+    why = {name: reason for name, reason in strategy.why.items() if reason}
+    lines = [f"// {why['']}"] if "" in why else []
+    lines += [f"// {name} = {str(value).lower()}: {why[name]}" for name, value in chosen.items() if name in why]
+    return "".join(line + "\n" for line in lines)
+
+
 __all__ = [
+    "MODEL",
+    "Adjustment",
     "ContractionStrategy",
     "LoopStrategy",
+    "Pin",
     "Strategy",
+    "adjusted",
     "pack_shape",
+    "parse_pins",
+    "pinned",
+    "reasons",
     "select_strategy",
     "transposes",
     "write_strategy",

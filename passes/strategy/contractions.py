@@ -72,9 +72,7 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     dot = _dot(kernel, r)
     columns = 2 if dot is None and r.lane is not None and known(d.sizes[r.lane]) > n else 1
     unroll = 4 if dot is not None and len(r.reductions) == 1 else 1
-    dot_pairs = unroll > 1 and target.has_avx512_bf16 and n == 16 and all(
-        isinstance(builders.element_type(v), ir.BF16Type) for v in st.inputs(d.anchor)  # type: ignore[arg-type]
-    )
+    dot_pairs = unroll > 1 and target.has_avx512_bf16 and n == 16 and _bf16_product(kernel)
     if dot is not None:
         why["dot"] = "few rows, and both operands are contiguous along the reduction: what is large is read in one stream, unpacked"
         why["unroll"] = "sums that hide the latency of an addition" if unroll > 1 else "several reductions: one vector at a time"
@@ -85,8 +83,8 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     limit, why["rows"] = _most_rows(kernel, r, target, columns, dot, shared)
     rows = 1
     if r.row is not None:
-        rows = _row_tile(d.sizes[r.row], limit)
-        why["rows"] += f"; {d.sizes[r.row]} rows" if isinstance(d.sizes[r.row], int) else "; the number of rows is a symbol"
+        rows = row_tile(d.sizes[r.row], limit)
+        why["rows"] += f"; {_tiling(d.sizes[r.row], rows)}"
     else:
         why["rows"] = "no class of rows"
     why["columns"] = f"{known(d.sizes[r.lane])} columns, {n} to a vector" if r.lane is not None else "no class of columns"
@@ -122,6 +120,16 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
         shared=shared, row_tiles=row_tiles, depth=depth, group=group, lanes_first=first, short_rows=short, looped_epilogue=looped,
         grain=grain, why=why,
     )  # fmt: skip
+
+
+def _tiling(size: object, rows: int) -> str:
+    if not isinstance(size, int):
+        return "the number of rows is a symbol"
+    return f"{size} rows are {size // rows} tiles" + (f" and {size % rows} rows" if size % rows else "")
+
+
+def _bf16_product(kernel: KernelFunction) -> bool:
+    return all(isinstance(builders.element_type(v), ir.BF16Type) for v in st.inputs(kernel.domain.anchor))  # type: ignore[arg-type]
 
 
 LONG_EPILOGUE = 12
@@ -300,7 +308,7 @@ def _same_cache_sets(kernel: KernelFunction, r: Roles) -> bool:
     return False
 
 
-def _row_tile(size: object, limit: int) -> int:
+def row_tile(size: object, limit: int) -> int:
     """Rows per register tile: a divisor of the rows if a good one exists, else tiles of about the same height."""
     if not isinstance(size, int):
         return limit

@@ -41,6 +41,8 @@ class LoopStrategy:
     kind: str = "loops"
     pairs: int | None = None
     """A class of two that is stored inside of the lanes, as the products of pairs want it: both are computed, and interleaved."""
+    why: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """A reason for each choice, for people."""
 
 
 def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
@@ -65,21 +67,31 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     work = ops * product([*outer, *inner], sizes) * (known(sizes[lane]) if lane in rows else 1)
     if not parallel:
         work = ops * 2048
-    unroll = 1 if ops > 40 else 2 if ops > 12 else 4
+    unroll, why_unroll = 1 if ops > 40 else 2 if ops > 12 else 4, f"about {ops} ops for an element"
     n = lanes(kernel, target)
     if lane is not None and known(sizes[lane]) <= n * 2:
-        unroll = 1
+        unroll, why_unroll = 1, f"{known(sizes[lane])} elements along the lanes"
     if lane not in inner and d.reductions:
-        unroll = 1
+        unroll, why_unroll = 1, "each lane has a reduction of its own"
     elif lane in inner and unroll > 1:
-        unroll = 4  # accumulators that hide the latency of an addition
+        unroll, why_unroll = 4, "accumulators that hide the latency of an addition"
     if transposed is not None:
         outer.append(transposed)
-        unroll = 1
+        unroll, why_unroll = 1, "blocks are transposed in registers"
+    why = _why(target, work) | {"unroll": why_unroll, "lane": "most accesses are contiguous along it"}
+    if transposed is not None:
+        why["transposed"] = "loads are contiguous along it, stores are not"
     return LoopStrategy(
         n, unroll, lane, parallel, outer, inner, {c: m for c, m in merged.items() if c in (*rows, *inner)},
-        transposed, max(1, WORK_PER_THREAD // max(work, 1)), d.kind, pairs,
+        transposed, max(1, WORK_PER_THREAD // max(work, 1)), d.kind, pairs, why,
     )
+
+
+def _why(target: Target, work: int) -> dict[str, str]:
+    return {
+        "lanes": f"{target.vector_bits}-bit vectors",
+        "grain": f"about {work} element-operations an iteration, and a thread is worth {WORK_PER_THREAD}",
+    }
 
 
 def _paired(kernel: KernelFunction) -> tuple[int, int] | None:
@@ -164,7 +176,8 @@ def scatter(kernel: KernelFunction, target: Target) -> LoopStrategy:
     serial = [c for c in d.rows if c in outer or c in ordered]
     width = 1 if lane is None else known(sizes[lane]) if parallel else n * unroll
     work = ops * product(serial, sizes) * width
-    return LoopStrategy(n, unroll, lane, parallel, serial, [], merged, None, max(1, WORK_PER_THREAD // work), d.kind)
+    why = _why(target, work) | {"unroll": f"about {ops} ops for an element", "lane": "the result is contiguous along it, and no two updates collide"}
+    return LoopStrategy(n, unroll, lane, parallel, serial, [], merged, None, max(1, WORK_PER_THREAD // work), d.kind, why=why)
 
 
 def scan(kernel: KernelFunction, target: Target) -> LoopStrategy:
@@ -177,7 +190,8 @@ def scan(kernel: KernelFunction, target: Target) -> LoopStrategy:
     parallel = [c for c in d.rows if c not in (scanned, lane)]
     n = lanes(kernel, target)
     work = (4 + _body_ops(kernel)) * known(d.sizes[scanned]) * (1 if lane is None else n)  # type: ignore[index]
-    return LoopStrategy(n, 1, lane, parallel, [], [scanned], {}, None, max(1, WORK_PER_THREAD // work), d.kind)  # type: ignore[list-item]
+    why = _why(target, work) | {"lane": "the result is contiguous along it"}
+    return LoopStrategy(n, 1, lane, parallel, [], [scanned], {}, None, max(1, WORK_PER_THREAD // work), d.kind, why=why)  # type: ignore[list-item]
 
 
 def _memory_order(classes: list[int], kernel: KernelFunction) -> list[int]:

@@ -34,7 +34,7 @@ def small_panels(monkeypatch: pytest.MonkeyPatch) -> list[strategy.ContractionSt
     return chosen
 
 
-def _in_this_process(kernels, target, options, files=()):  # noqa: ANN001, ANN202
+def _in_this_process(kernels, target, *_):  # noqa: ANN001, ANN202
     return [driver.CompiledKernel(k.name, f"deep_{k.name}", driver.compile_kernel(k.text, target, f"deep_{k.name}"), k.origins) for k in kernels]
 
 

@@ -1,0 +1,225 @@
+"""Other choices than those of the analytic model: measured on this machine, or pinned by the user.
+
+    pin = "*_linear_gelu: rows=8, columns=3"        ContractionStrategy(rows=14, columns=2, ...)
+                                            ->        ContractionStrategy(rows=8, columns=3, ...)
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ...dialects import builders
+from ...errors import OptionError
+from .common import known, lanes
+from .contractions import ContractionStrategy, panel_step, sum_registers
+from .loops import LoopStrategy
+
+if TYPE_CHECKING:
+    from ...lowering.target import Target
+    from ..vectorize.kernel import KernelFunction
+    from . import Strategy
+
+Value = int | bool | None
+
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "lanes_first", "looped_epilogue", "unroll", "dot_pairs", "grain")
+LOOP_FIELDS = ("lanes", "unroll", "grain")
+_FLAGS = ("lanes_first", "looped_epilogue", "dot_pairs")
+_STACK = 256 << 10
+"""Bytes of sums between blocks of the reduction: they are on the stack of a thread."""
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """Fields of a strategy with other values than the model's; the reason is for people."""
+
+    fields: tuple[tuple[str, Value], ...] = ()
+    reason: str = ""
+    pinned: bool = False
+    """By the user, so that what is impossible is an error; what was measured is then left out."""
+    exact: bool = False
+    """By the kernel's whole name, and not by a pattern, which may fit kernels of other kinds too: those have fewer fields."""
+
+    def key(self) -> str:
+        """What the kernel cache has to know: empty for the model's own choice."""
+        return ", ".join(f"{name}={value}" for name, value in self.fields)
+
+
+MODEL = Adjustment()
+"""The analytic model's own choice."""
+
+
+@dataclass(frozen=True)
+class Pin:
+    """`PATTERN: field=value, ...`, for kernels whose names fit."""
+
+    pattern: str
+    fields: tuple[tuple[str, Value], ...]
+
+
+def parse_pins(texts: Sequence[str]) -> tuple[Pin, ...]:
+    """The option `pin`. Raises OptionError for what is none, or a field that no strategy has, listing the valid ones."""
+    return tuple(_parse(text) for text in texts)
+
+
+def pinned(name: str, pins: Sequence[Pin]) -> Adjustment:
+    """What is pinned for a kernel: later pins win over earlier ones."""
+    found = [p for p in pins if fnmatch.fnmatchcase(name, p.pattern)]
+    if not found:
+        return MODEL
+    fields: dict[str, Value] = {}
+    for p in found:
+        fields.update(p.fields)
+    reason = f"pinned by {', '.join(repr(p.pattern) for p in found)}"
+    return Adjustment(tuple(fields.items()), reason, pinned=True, exact=any(p.pattern == name for p in found))
+
+
+def adjusted(kernel: KernelFunction, target: Target, strategy: Strategy, adjustment: Adjustment) -> Strategy:
+    """The strategy with the adjustment's fields, and with those that follow from them.
+
+    Raises OptionError where a pinned value is impossible for this kernel, with those that are possible.
+    """
+    if not adjustment.fields:
+        return replace(strategy, why={**strategy.why, "": adjustment.reason}) if adjustment.reason else strategy
+    fields = dict(adjustment.fields)
+    if adjustment.pinned and not adjustment.exact:
+        fields = {name: value for name, value in fields.items() if name in _fields_of(strategy)}
+    new = _replaced(strategy, fields)
+    problem = new if isinstance(new, str) else impossible(kernel, target, strategy, new)
+    if problem and adjustment.pinned:
+        raise OptionError(f"option pin: {problem}")
+    if isinstance(new, str) or problem:
+        return strategy
+    return replace(new, why={**strategy.why, **dict.fromkeys(fields, adjustment.reason)})
+
+
+def _fields_of(strategy: Strategy) -> tuple[str, ...]:
+    return CONTRACTION_FIELDS if isinstance(strategy, ContractionStrategy) else LOOP_FIELDS
+
+
+def _replaced(strategy: Strategy, fields: Mapping[str, Value]) -> Strategy | str:
+    """The strategy with these fields; or what is wrong with them."""
+    known_fields = _fields_of(strategy)
+    for name, value in fields.items():
+        if name not in known_fields:
+            return f"the strategy of a kernel of kind {strategy.kind} has no field {name!r}; valid fields: {', '.join(known_fields)}"
+        if name in _FLAGS and not isinstance(value, bool):
+            return f"{name} wants true or false, got {_spell(value)}"
+        if name not in _FLAGS and (isinstance(value, bool) or (value is None and name != "depth") or (value is not None and value < 1)):
+            return f"{name} wants a positive number{' or none' if name == 'depth' else ''}, got {_spell(value)}"
+    if isinstance(strategy, LoopStrategy):
+        return replace(strategy, **fields)  # type: ignore[arg-type]
+    new = replace(strategy, **fields)  # type: ignore[arg-type]
+    area, before = new.rows * new.columns, strategy.rows * strategy.columns
+    grain = max(1, strategy.grain * before // area) if "grain" not in fields else new.grain
+    if new.depth is None and strategy.depth is not None and "group" not in fields:
+        new = replace(new, group=1)
+    return replace(new, short_rows=1 << (-(-new.rows // 2) - 1).bit_length(), grain=grain)
+
+
+def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strategy) -> str:
+    """Why a kernel cannot have a strategy, with the values that it can have; empty if it can. `model` is the analytic choice."""
+    if isinstance(s, LoopStrategy):
+        return _impossible_loops(kernel, target, model, s)  # type: ignore[arg-type]
+    assert isinstance(model, ContractionStrategy)
+    ranges = _ranges(kernel, target, model, s)
+    for name, (low, high, why) in ranges.items():
+        value = getattr(s, name)
+        if not low <= value <= high:
+            valid = str(low) if low == high else f"{low} to {high}"
+            return f"{name}={value} is impossible for this kernel; valid: {valid} ({why})"
+    if s.tiles and s.rows > 16 and s.rows != 32:
+        return f"rows={s.rows} is impossible for this kernel; valid: 1 to 16, or 32 (tile registers have 16 rows)"
+    if s.depth is not None and (problem := _impossible_depth(kernel, model, s)):
+        return f"depth={s.depth} is impossible for this kernel: {problem}"
+    if s.looped_epilogue and (s.dot is not None or s.tiles):
+        return "looped_epilogue=true is impossible for this kernel; valid: false (its sums are in memory already)"
+    if s.dot_pairs and not model.dot_pairs:
+        return "dot_pairs=true is impossible for this kernel; valid: false (it wants bf16, vdpbf16ps and a product of few rows)"
+    return ""
+
+
+def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, s: ContractionStrategy) -> dict[str, tuple[int, int, str]]:
+    """Field -> (least, most, why) of the numbers."""
+    d = kernel.domain
+    registers = target.vector_registers
+    size = d.sizes[s.row] if s.row is not None else 1
+    there = (size, f"there are {size} rows") if isinstance(size, int) else (registers, "registers")
+    width = d.sizes[s.lane] if s.lane is not None else 1
+    vectors = (-(-width // s.lanes), f"{width} columns, {s.lanes} to a vector") if isinstance(width, int) else (registers, "registers")
+    out: dict[str, tuple[int, int, str]] = {}
+    if s.tiles:
+        out["columns"] = (1, min(2, vectors[0]), "two tile registers side by side")
+        out["rows"] = (1, *min(there, (32, "two tile registers, one below the other")))
+        out["unroll"] = (1, 1, "tiles are not unrolled")
+    elif s.dot is not None:
+        out["columns"] = (1, 1, "the lanes run along the reduction")
+        out["rows"] = (1, *min(there, (8, "rows that share a stream")))
+        most = max((registers - 4) // s.rows, 1) if model.unroll > 1 else 1
+        out["unroll"] = (1, min(most, 8), "registers for sums" if model.unroll > 1 else "several reductions")
+    else:
+        free = registers - 1
+        if s.shared is not None:
+            free -= min(known(d.sizes[s.shared]), sum_registers(target) // 2)
+        out["columns"] = (1, *min(vectors, (4, "vectors side by side")))
+        most = max(free // s.columns - 1, 1)
+        out["rows"] = (1, *min(there, (most, f"{registers} registers, and a row takes {s.columns}")))
+        out["unroll"] = (1, 1, "sums are not split")
+    out["row_tiles"] = (1, 64, "register tiles")
+    out["group"] = (1, 32, "lane blocks") if s.depth is not None else (1, 1, "without depth")
+    return out
+
+
+def _impossible_depth(kernel: KernelFunction, model: ContractionStrategy, s: ContractionStrategy) -> str:
+    from ..vectorize.roles import roles
+
+    r = roles(kernel)
+    width = s.columns * s.lanes
+    if s.dot is not None or s.tiles or s.shared is not None or panel_step(kernel, r, width) is None:
+        return "its reduction cannot be cut in blocks; valid: none"
+    length = known(kernel.domain.sizes[r.reductions[0]])
+    if s.depth % 2 or not 2 <= s.depth < length:  # type: ignore[operator]
+        return f"valid: even numbers from 2 to {length - 2}, or none"
+    element = builders.element_type(kernel.domain.anchor.results[0]).width // 8  # type: ignore[union-attr]
+    if (sums := s.rows * s.row_tiles * s.group * width * element) > _STACK:
+        return f"rows, columns, row_tiles and group make {sums >> 10} KB of sums between blocks; valid: up to {_STACK >> 10} KB"
+    return ""
+
+
+def _impossible_loops(kernel: KernelFunction, target: Target, model: LoopStrategy, s: LoopStrategy) -> str:
+    most = lanes(kernel, target)
+    if s.lanes > most or s.lanes & (s.lanes - 1) or s.lanes < 4:
+        valid = ", ".join(str(n) for n in (4, 8, 16) if n <= most)
+        return f"lanes={s.lanes} is impossible for this kernel; valid: {valid}"
+    if s.lanes != model.lanes and (model.transposed is not None or model.pairs is not None):
+        return f"lanes={s.lanes} is impossible for this kernel, which transposes blocks in registers; valid: {model.lanes}"
+    single = s.transposed is not None or s.lane is None or s.kind in ("scan", "concat") or bool(s.lane not in s.inner and kernel.domain.reductions)
+    if s.unroll > (1 if single else 8):
+        return f"unroll={s.unroll} is impossible for this kernel; valid: {'1' if single else '1 to 8'}"
+    return ""
+
+
+def _parse(text: str) -> Pin:
+    pattern, colon, rest = text.rpartition(":")
+    pattern = pattern.strip()
+    parts = re.sub(r"\s*=\s*", "=", rest).replace(",", " ").split()
+    if not colon or not pattern or not parts:
+        raise OptionError(f"option pin wants 'KERNEL: field=value, ...', where KERNEL is a name or a pattern such as *_linear*, got {text!r}")
+    fields: dict[str, Value] = {}
+    for part in parts:
+        name, eq, value = part.partition("=")
+        valid = dict.fromkeys((*CONTRACTION_FIELDS, *LOOP_FIELDS))
+        if name not in valid:
+            raise OptionError(f"option pin: unknown field {name!r}; valid fields: {', '.join(valid)}")
+        words: dict[str, Value] = {"true": True, "false": False, "none": None}
+        if value.lower() not in words and not re.fullmatch(r"\d{1,9}", value):
+            raise OptionError(f"option pin: {name} wants a number, true, false or none, got {value if eq else 'nothing'!r}")
+        fields[name] = words[value.lower()] if value.lower() in words else int(value)
+    return Pin(pattern, tuple(fields.items()))
+
+
+def _spell(value: Value) -> str:
+    return str(value).lower()

@@ -1,0 +1,76 @@
+"""What to measure against the analytic choice: its neighbourhood, a handful of strategies that might be better on a given machine.
+
+The model knows registers and cache sizes, and neither the latencies nor how much a machine does at once. So for a product:
+other shapes of the register tile, the order of the outermost loops, blocks of the reduction of which a panel fits the
+first level instead of the second, and the loop of the epilogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from . import blocks
+from .adjust import Adjustment, Value, adjusted
+from .contractions import ContractionStrategy, outer_only, panel_step, row_tile, sum_registers
+
+if TYPE_CHECKING:
+    from ...lowering.target import Target
+    from ..vectorize.kernel import KernelFunction
+
+MOST = 7
+"""Candidates besides the model's choice."""
+
+Fields = tuple[tuple[str, Value], ...]
+
+
+def candidates(kernel: KernelFunction, target: Target, model: ContractionStrategy) -> list[Fields]:
+    """Fields of the strategies to try, none of them the model's own; each is possible for the kernel."""
+    found: dict[str, Fields] = {}
+    seen = {repr(model)}
+    for proposal in _proposals(kernel, target, model):
+        fields = tuple((name, value) for name, value in proposal.items() if getattr(model, name) != value)
+        # What is impossible comes back as the model's choice.
+        other = adjusted(kernel, target, model, Adjustment(fields))
+        if repr(other) not in seen and len(found) < MOST:
+            seen.add(repr(other))
+            found[repr(other)] = fields
+    return list(found.values())
+
+
+def _proposals(kernel: KernelFunction, target: Target, model: ContractionStrategy) -> Iterator[dict[str, Value]]:
+    from ..vectorize.roles import roles
+
+    r = roles(kernel)
+    size = kernel.domain.sizes[r.row] if r.row is not None else 1
+    if model.dot is not None:
+        yield {"unroll": 8}
+        yield {"unroll": 2}
+        yield {"dot_pairs": not model.dot_pairs}
+        return
+    if model.tiles:
+        yield {"rows": 16}
+        yield {"columns": 1}
+        yield {"lanes_first": not model.lanes_first}
+        return
+    budget = sum_registers(target)
+    most = max(budget // model.columns, 1)
+    if outer_only(kernel, r) and r.outer:
+        yield {"lanes_first": not model.lanes_first}
+    for columns in (3, 4, 1, 2):
+        if columns != model.columns:
+            yield {"columns": columns, "rows": row_tile(size, max(budget // columns, 1))}
+    if isinstance(size, int):
+        yield {"rows": -(-size // -(-size // most))}  # as high as it can be, whatever is left for the last tile
+    yield {"rows": row_tile(size, most)}
+    step = panel_step(kernel, r, model.columns * model.lanes)
+    if step is not None:
+        yield {"depth": max(target.caches.first // 2 // step // 16, 1) * 16, "row_tiles": blocks.MOST_ROW_TILES}
+        if model.depth is not None:
+            yield {"depth": None, "group": 1, "row_tiles": 4}
+    yield {"rows": row_tile(size, max(most * 2 // 3, 1))}
+    yield {"looped_epilogue": not model.looped_epilogue}
+    yield {"rows": row_tile(size, max(most // 2, 1))}
+
+
+__all__ = ["MOST", "Fields", "candidates"]

@@ -1,0 +1,209 @@
+"""Pins: how they are written, what they change, and what is said where they cannot be. Candidates: they are other code and the same result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mlirc.dialects.mlir import ir
+from mlirc.driver import compile_kernel
+from mlirc.errors import OptionError
+from mlirc.lowering.target import Target
+from mlirc.passes import structure as st
+from mlirc.passes.strategy import Adjustment, ContractionStrategy, adjusted, parse_pins, pinned, reasons, select_strategy
+from mlirc.passes.strategy.candidates import MOST, candidates
+from mlirc.passes.strategy.trial import Trial, make_trial, worth_trying
+from mlirc.passes.vectorize import KernelFunction
+from mlirc.runtime.bench import Bench, entry_of
+from mlirc.runtime.loader import Library
+from mlirc.tests.passes.graph_text import generic
+from mlirc.tests.passes.strategy.test_blocks import linear
+from mlirc.tests.passes.strategy.test_select import convolution, elementwise, product, row_sums
+from mlirc.tests.passes.vectorize.kernels import kernel
+from mlirc.tests.passes.vectorize.test_depthwise import depthwise
+from mlirc.tests.passes.vectorize.test_tiles import LINEAR
+
+
+def dots(m: int, k: int, n: int, kind: str = "f32") -> str:
+    """A product of rows with rows: both operands are contiguous along the reduction."""
+    x, w, y = f"tensor<{m}x{k}x{kind}>", f"tensor<{n}x{k}x{kind}>", f"tensor<{m}x{n}xf32>"
+    wide = "" if kind == "f32" else f"%a = arith.extf %a0 : {kind} to f32\n%b = arith.extf %a1 : {kind} to f32\n"
+    a, b = ("%a0", "%a1") if kind == "f32" else ("%a", "%b")
+    body = f"{wide}%m = arith.mulf {a}, {b} : f32\n%o = arith.addf %a2, %m : f32"
+    op = generic("%y", [("%x", x), ("%w", w)], y, ["i, l", "j, l", "i, j"], body, "ppr", "ijl", "0.0", "contraction")
+    return kernel([("%x", x), ("%w", w)], op, [("%y", y)], [[n, 1]])
+
+
+def parsed(text: str) -> KernelFunction:
+    module = ir.Module.parse(text)
+    function = KernelFunction(st.operation(module.body.operations[0]))
+    function.module = module  # type: ignore[attr-defined]  # it lives as long as what is in it
+    return function
+
+
+def change(text: str, pin: str, target: str = "x86-64-v4") -> ContractionStrategy:
+    """The strategy of a kernel with a pin."""
+    with ir.Context(), ir.Location.unknown():
+        function = parsed(text)
+        cpu = Target.parse(target)
+        return adjusted(function, cpu, select_strategy(function, cpu), pinned("k", parse_pins([f"k: {pin}"])))  # type: ignore[return-value]
+
+
+def test_a_pin_is_a_pattern_and_fields():
+    (pin,) = parse_pins(["*_linear_gelu : rows = 8, lanes_first=true depth=none"])
+    assert pin.pattern == "*_linear_gelu"
+    assert pin.fields == (("rows", 8), ("lanes_first", True), ("depth", None))
+
+
+def test_later_pins_win_and_names_are_matched_whole():
+    pins = parse_pins(["*: rows=8, columns=1", "k01_*: rows=4"])
+    assert dict(pinned("k01_mm", pins).fields) == {"rows": 4, "columns": 1}
+    assert dict(pinned("k02_mm", pins).fields) == {"rows": 8, "columns": 1}
+    assert pinned("mm", parse_pins(["m: rows=4"])) == Adjustment()
+    assert pinned("k01_mm", pins).key() != pinned("k02_mm", pins).key() != Adjustment().key() == ""
+
+
+def test_a_pattern_may_fit_kernels_of_other_kinds():
+    (pin,) = parse_pins(["*: rows=4, unroll=1"])
+    with ir.Context(), ir.Location.unknown():
+        function = parsed(elementwise(30, 70))
+        cpu = Target.parse("x86-64-v4")
+        model = select_strategy(function, cpu)
+        other = adjusted(function, cpu, model, pinned("k", [pin]))
+        assert other == replace(model, unroll=1) and "rows" not in other.why
+        with pytest.raises(OptionError, match="unroll=9"):
+            adjusted(function, cpu, model, pinned("k", parse_pins(["*: rows=4, unroll=9"])))
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("rows=8", "wants 'KERNEL: field=value"),
+        ("*:", "wants 'KERNEL: field=value"),
+        (": rows=8", "wants 'KERNEL: field=value"),
+        ("*: rowz=8", "unknown field 'rowz'; valid fields: rows, columns, .*grain, lanes"),
+        ("*: rows", "rows wants a number, true, false or none, got 'nothing'"),
+        ("*: rows=-1", "rows wants a number"),
+        ("*: rows=many", "rows wants a number, true, false or none, got 'many'"),
+    ],
+)
+def test_what_is_no_pin_is_an_error(text, said):
+    with pytest.raises(OptionError, match=said):
+        parse_pins([text])
+
+
+def test_what_follows_from_a_pin_follows():
+    s = change(product(112, 1000, 512), "rows=7, columns=1")
+    before = change(product(112, 1000, 512), "row_tiles=8")
+    assert (s.rows, s.columns, s.short_rows) == (7, 1, 4)
+    assert before.rows == 14 and s.grain >= before.grain
+    assert s.why["rows"] == "pinned by 'k'" and "pinned" not in s.why["lanes"]
+    assert "// rows = 7: pinned by 'k'\n" in reasons(s)
+    assert change(product(112, 1000, 512), "grain=77, rows=2").grain == 77
+    assert change(linear(512, 16384, 1024), "depth=none").group == 1
+
+
+@pytest.mark.parametrize(
+    "text, pin, said",
+    [
+        (product(64, 64, 64), "rows=15", "rows=15 is impossible for this kernel; valid: 1 to 14"),
+        (product(64, 64, 64), "rows=8, columns=4", "rows=8 is impossible .* valid: 1 to 6 .*a row takes 4"),
+        (product(64, 64, 64), "columns=5", "columns=5 .* valid: 1 to 4"),
+        (product(5, 64, 64), "rows=6", "valid: 1 to 5 .there are 5 rows"),
+        (product(64, 64, 20), "columns=3", "valid: 1 to 2 .20 columns"),
+        (product(64, 64, 64), "rows=0", "rows wants a positive number"),
+        (product(64, 64, 64), "rows=true", "rows wants a positive number"),
+        (product(64, 64, 64), "rows=none", "rows wants a positive number"),
+        (product(64, 64, 64), "lanes_first=3", "lanes_first wants true or false, got 3"),
+        (product(64, 64, 64), "unroll=2", "unroll=2 is impossible .* valid: 1"),
+        (product(64, 64, 64), "group=2", "group=2 .* valid: 1 .without depth"),
+        (product(64, 64, 64), "depth=64", "depth=64 .* even numbers from 2 to 62, or none"),
+        (product(64, 63, 64), "depth=2", "cannot be cut in blocks; valid: none"),
+        (product(64, 64, 64), "depth=32, row_tiles=64, group=8", "KB of sums between blocks"),
+        (product(64, 64, 64), "dot_pairs=true", "dot_pairs=true is impossible"),
+        (product(64, 64, 64), "lanes=8", "kind contraction has no field 'lanes'; valid fields: rows"),
+        (dots(1, 64, 64), "columns=2", "columns=2 .* valid: 1 .the lanes run along the reduction"),
+        (dots(1, 64, 64), "unroll=16", "unroll=16 .* valid: 1 to 8"),
+        (dots(1, 64, 64), "looped_epilogue=true", "valid: false"),
+        (elementwise(30, 70), "rows=4", "kind loops has no field 'rows'; valid fields: lanes, unroll, grain"),
+        (elementwise(30, 70), "lanes=32", "lanes=32 is impossible for this kernel; valid: 4, 8, 16"),
+        (elementwise(30, 70), "unroll=9", "valid: 1 to 8"),
+    ],
+)
+def test_impossible_values_name_the_possible_ones(text, pin, said):
+    with pytest.raises(OptionError, match=said):
+        change(text, pin)
+
+
+def test_tiles_have_the_shapes_of_tile_registers():
+    assert change(LINEAR, "rows=16", "sapphirerapids").rows == 16
+    with pytest.raises(OptionError, match="rows=20 .* 1 to 16, or 32"):
+        change(LINEAR, "rows=20", "sapphirerapids")
+
+
+def test_what_was_measured_and_is_impossible_is_left_out():
+    with ir.Context(), ir.Location.unknown():
+        function = parsed(product(64, 64, 64))
+        cpu = Target.parse("x86-64-v4")
+        model = select_strategy(function, cpu)
+        for fields in ((("rows", 99),), (("no", 1),), (("rows", None),)):
+            assert adjusted(function, cpu, model, Adjustment(fields, "measured")) == model
+        assert adjusted(function, cpu, model, Adjustment((("rows", 4),), "measured: 1.0 us")).why["rows"] == "measured: 1.0 us"
+        assert reasons(adjusted(function, cpu, model, Adjustment((), "the analytic choice, measured"))).startswith("// the analytic choice, measured\n")
+
+
+KERNELS = {
+    "tails": linear(37, 200, 96),
+    "odd columns": product(30, 40, 70),
+    "few rows": linear(3, 130, 128),
+    "deep": linear(130, 5000, 64),
+    "f64": product(20, 30, 50).replace("f32", "f64"),
+    "dot": dots(1, 70, 50),
+    "pairs": LINEAR,
+    "dot in pairs": dots(1, 150, 50, "bf16"),
+    "convolution": convolution(9, 16, 64),
+    "depthwise": depthwise(14, 3, 1),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_candidates_are_a_handful_of_others(name):
+    with ir.Context(), ir.Location.unknown():
+        function = parsed(KERNELS[name])
+        for target in ("x86-64-v3", "x86-64-v4", "znver5", "sapphirerapids"):
+            model = select_strategy(function, Target.parse(target))
+            assert isinstance(model, ContractionStrategy)
+            found = candidates(function, Target.parse(target), model)
+            assert 1 <= len(found) <= MOST and len(set(found)) == len(found)
+            assert all(replace(model, **dict(fields)) != model for fields in found)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_candidates_compute_the_same(name):
+    target = Target.host()
+    trial = make_trial(KERNELS[name], target)
+    assert isinstance(trial, Trial) and worth_trying(KERNELS[name])
+    objects = {
+        f"k{n}": compile_kernel(KERNELS[name], target, f"k{n}", adjustment=Adjustment(fields)) for n, fields in enumerate(((), *trial.candidates))
+    }
+    assert len(set(objects.values())) > 1
+    library = Library(objects)
+    bench = Bench(trial.operands)
+    expected = bench.results(entry_of(library, "k0"))
+    for symbol, fields in zip(list(objects)[1:], trial.candidates):
+        assert bench.agrees(entry_of(library, symbol), expected), fields
+    library.close()
+
+
+def test_the_packed_operand_is_the_one_with_the_lanes():
+    assert make_trial(linear(37, 200, 96), Target.host()).operands.panel == 1  # type: ignore[union-attr]
+    assert make_trial(dots(1, 70, 50), Target.host()).operands.panel == 1  # type: ignore[union-attr]
+
+
+def test_what_cannot_be_measured_says_so():
+    symbols = product(30, 40, 70).replace("30x", "?x").replace('%x: tensor<?x40xf32>', '%x: tensor<?x40xf32> {mlirc.sizes = ["s0", "40"]}')
+    symbols = symbols.replace("tensor<40x70xf32>)", 'tensor<40x70xf32>, %s0: index {mlirc.name = "s0"})', 1).replace("tensor.empty()", "tensor.empty(%s0)")
+    assert make_trial(symbols, Target.host()) == "its sizes are symbols"
+    assert make_trial(row_sums(4, 8), Target.host()) == "it has no product"
+    assert not worth_trying(row_sums(4, 8))
