@@ -12,11 +12,13 @@ buffer of one row, or read back from the output if they are stored anyway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...dialects import builders
-from ...dialects.mlir import arith, ir, math, memref, vector
+from ...dialects.mlir import arith, ir, memref, vector
 from ...errors import CompileError
 from .. import structure as st
 from ..strategy import LoopStrategy, transposes
@@ -25,6 +27,7 @@ from .evaluate import Evaluator, Memory, Tile, storage_type
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
 from .nest import Values, delinearize, lane_loop, loop
+from .reduce import EXTREMES, across, by_reduction, combine, combiner, is_nan, join, multiply_add, neutral, tracking_nan
 
 CHUNK = 2048
 """Elements of the lane class per parallel iteration, where there is nothing else to split."""
@@ -52,6 +55,7 @@ class _Loops:
         self.d = kernel.domain
         self.horizontal = strategy.lane in strategy.inner
         self.env: dict[int, Index] = {}
+        self.row = 0
 
     # Parallel range
 
@@ -81,19 +85,43 @@ class _Loops:
         self._plan()
         self._allocate()
 
+        def place(p: Number) -> None:
+            sizes = [self._size(e, c) for c in self.s.parallel]
+            for c, i in zip(self.s.parallel, delinearize(e, p, sizes)):
+                self.env[c] = Index(i)
+
         def iteration(p: Number, _: Values) -> Values:
             if self._split_lanes():
                 lo = e.math.mul(p, CHUNK)
                 hi = e.math.minimum(e.math.add(lo, CHUNK), self._size(e, self.s.lane))  # type: ignore[arg-type]
                 self._serial(list(self.s.serial), (lo, hi))
             else:
-                sizes = [self._size(e, c) for c in self.s.parallel]
-                for c, i in zip(self.s.parallel, delinearize(e, p, sizes)):
-                    self.env[c] = Index(i)
+                place(p)
                 self._serial(list(self.s.serial), None)
             return []
 
-        loop(e, begin, end, 1, [], iteration)
+        if self.s.serial or self.s.rows == 1:
+            loop(e, begin, end, 1, [], iteration)
+        else:
+            self._several(begin, end, place)
+
+    def _several(self, begin: Number, end: Number, place: Callable[[Number], None]) -> None:
+        """Rows [begin, end), `rows` of them at a time; `place(i)` sets the indices of row i."""
+        e, rows = self.e, self.s.rows
+
+        def block(i: Number, _: Values) -> Values:
+            self._rows([functools.partial(place, e.math.add(i, n)) for n in range(rows)])
+            return []
+
+        def single(i: Number, _: Values) -> Values:
+            place(i)
+            self._row()
+            return []
+
+        whole = e.math.mul(e.math.floordiv(e.math.sub(end, begin), rows), rows)
+        middle = e.math.add(begin, whole)
+        loop(e, begin, middle, rows, [], block)
+        loop(e, middle, end, 1, [], single)
 
     def _serial(self, classes: list[int], chunk: tuple[Number, Number] | None) -> None:
         """The row loops that are not parallel; then the lane blocks, if a lane is a row."""
@@ -102,12 +130,18 @@ class _Loops:
             if classes[0] == self.s.transposed:
                 begin = self._tiles(classes[0], chunk)
 
-            def step(i: Number, _: Values) -> Values:
+            def place(i: Number) -> None:
                 self.env[classes[0]] = Index(i)
+
+            def step(i: Number, _: Values) -> Values:
+                place(i)
                 self._serial(classes[1:], chunk)
                 return []
 
-            loop(self.e, begin, self._size(self.e, classes[0]), 1, [], step)
+            if self.s.rows > 1 and len(classes) == 1:
+                self._several(begin, self._size(self.e, classes[0]), place)
+            else:
+                loop(self.e, begin, self._size(self.e, classes[0]), 1, [], step)
         elif self.horizontal or self.s.lane is None:
             self._row()
         else:
@@ -231,8 +265,8 @@ class _Loops:
 
     def _allocate(self) -> None:
         """One-row buffers for kept values, at the top of the body. Lanes lie side by side, whichever of the inner classes has them."""
-        self.buffers: dict[ir.Value, Memory] = {}
-        for v in self.kept:
+        self.row_buffers: list[dict[ir.Value, Memory]] = [{} for _ in range(self.s.rows)]
+        for buffers, v in itertools.product(self.row_buffers, self.kept):
             strides, step = {}, 1 if self.horizontal else self.s.lanes * self.s.unroll
             for c in sorted(reversed(self.s.inner), key=lambda c: c != self.s.lane):
                 strides[c] = step
@@ -241,13 +275,13 @@ class _Loops:
             kind = ir.MemRefType.get([step + self.s.lanes], storage_type(element))
             place = memref.AllocaOp(kind, [], [], alignment=64).result
             dynamic = ir.MemRefType.get([builders.DYNAMIC], storage_type(element))
-            self.buffers[v] = Memory(memref.cast(dynamic, place), [strides[c] for c in self.s.inner], element)
+            buffers[v] = Memory(memref.cast(dynamic, place), [strides[c] for c in self.s.inner], element)
 
     def _buffer_point(self) -> Point:
         return tuple(self.env[c] for c in self.s.inner)
 
-    def _access_buffer(self, v: ir.Value) -> tuple[Memory, Point]:
-        place = self.buffers[v]
+    def _access_buffer(self, v: ir.Value, row: int) -> tuple[Memory, Point]:
+        place = self.row_buffers[row][v]
         if self.horizontal or self.s.lane is None:
             return place, self._buffer_point()
         lanes = Index(0, 1)
@@ -256,23 +290,38 @@ class _Loops:
     # One row
 
     def _row(self) -> None:
+        self._rows([lambda: None])
+
+    def _rows(self, places: Sequence[Callable[[], None]]) -> None:
+        """Phase after phase of one row or several: what one of them has to wait for is no time lost for the others.
+
+        Calling `places[n]` sets the indices of row n.
+        """
         e = self.e
         e.math.enter()
-        e.known = {}
-        self.done: dict[ir.Operation, ir.Value] = {}
+        known: list[dict[ir.Value, Callable[[Point], ir.Value | None]]] = [{} for _ in places]
         finished: set[ir.Value] = set()
+
+        def turn(row: int) -> None:
+            self.row = row
+            places[row]()
+            e.known = known[row]
+
         for phase in self.phases:
-            self._phase(phase)
-            for v in phase.keep:
-                finished.add(v)
-                e.known[v] = lambda point, v=v: e.load(*self._access_buffer(v))
-            for n in phase.stores:
-                v = self.k.results[n]
-                if v not in finished and st.owner(v) not in self.d.displaced:
-                    finished.add(v)
-                    e.known[v] = lambda point, n=n: e.load(self.out[n], point)
-        for n in self.row_stores:
-            self._store(n)
+            for row in range(len(places)):
+                turn(row)
+                self._phase(phase)
+                for v in phase.keep:
+                    e.known[v] = lambda point, v=v, row=row: e.load(*self._access_buffer(v, row))
+                for n in phase.stores:
+                    v = self.k.results[n]
+                    if v not in finished and v not in phase.keep and st.owner(v) not in self.d.displaced:
+                        e.known[v] = lambda point, n=n: e.load(self.out[n], point)
+            finished.update(phase.keep, (self.k.results[n] for n in phase.stores))
+        for row in range(len(places)):
+            turn(row)
+            for n in self.row_stores:
+                self._store(n)
         e.known = {}
         e.math.leave()
 
@@ -293,10 +342,10 @@ class _Loops:
         if self.horizontal:
             self._horizontal(phase, classes)
         else:
-            start = [self._start(op, self._init(op)) for op in phase.reductions]
+            start = [v for op in phase.reductions for v in self._carried(op, self._start(op, self._init(op)))]
             out = self._walk(phase, classes, start)
-            for op, value in zip(phase.reductions, out):
-                self._publish(op, value)
+            for op, (value, *nan) in by_reduction(phase.reductions, out):
+                self._publish(op, arith.select(is_nan(nan[0]), nan[0], value) if nan else value)
 
     def _walk(self, phase: _Phase, classes: Sequence[int], carried: Values) -> Values:
         """Loop over inner classes; lanes, if any, are set already."""
@@ -314,9 +363,9 @@ class _Loops:
         e = self.e
         lane = self.s.lane
         assert lane is not None
-        neutral = [e.math.splat(_neutral(op)) for op in phase.reductions]
-        flat = [v for _ in range(self.s.unroll) for v in neutral]
-        width = len(neutral)
+        start = [v for op in phase.reductions for v in self._carried(op, e.math.splat(neutral(op)))]
+        flat = [v for _ in range(self.s.unroll) for v in start]
+        width = len(start)
 
         def nest(rest: Sequence[int], values: Values) -> Values:
             if rest:
@@ -342,37 +391,39 @@ class _Loops:
 
             def block(i: Number, totals: Values) -> Values:
                 parts = walk(i, e.math.minimum(e.math.add(i, SUM_BLOCK), size), flat)
-                return [_combine(phase.reductions[n % width], t, p) for n, (t, p) in enumerate(zip(totals, parts))]
+                return [v for u in range(0, len(parts), width) for v in join(phase.reductions, totals[u : u + width], parts[u : u + width])]
 
             return loop(e, 0, size, SUM_BLOCK, values, block)
 
         out = nest(list(classes), flat)
-        for n, op in enumerate(phase.reductions):
-            parts = out[n::width]
-            value = parts[0]
-            for p in parts[1:]:
-                value = _combine(op, value, p)
-            value = _across(op, value)
-            self._publish(op, _combine(op, value, self._init(op)))
+        total = out[:width]
+        for u in range(1, self.s.unroll):
+            total = join(phase.reductions, total, out[u * width : (u + 1) * width])
+        for op, (value, *nan) in by_reduction(phase.reductions, total):
+            value = across(op, value)
+            if nan:
+                some = vector.reduction(ir.IntegerType.get_signless(1), vector.CombiningKind.OR, is_nan(nan[0]))
+                value = arith.select(some, builders.constant(value.type, float("nan")), value)
+            self._publish(op, combine(op, value, self._init(op)))
 
     def _element(self, phase: _Phase, carried: Values) -> Values:
         """One vector: all reductions and stores of a phase."""
         e = self.e
         e.math.enter()
         out = []
-        for op, acc in zip(phase.reductions, carried):
-            (new,) = e.body(op, self._loops(op), [acc])
-            new = _multiply_add(new, acc)
-            if isinstance(acc.type, ir.VectorType):
-                new = e.math.splat(new)
-            if e.mask is not None and self.horizontal:
-                new = arith.select(e.mask, new, acc)
-            out.append(new)
+        for op, accs in by_reduction(phase.reductions, carried):
+            (combined,) = e.body(op, self._loops(op), [accs[0]])
+            for new, acc in zip(tracking_nan(op, combined, *accs) if len(accs) > 1 else [multiply_add(combined, accs[0])], accs):
+                if isinstance(acc.type, ir.VectorType):
+                    new = e.math.splat(new)
+                if e.mask is not None and self.horizontal:
+                    new = arith.select(e.mask, new, acc)
+                out.append(new)
         for v in phase.keep:
             # The buffer has room for whole vectors: what lies past the end is stored and never used.
             value = e.value(v, self._point_of(v))
             mask, e.mask = e.mask, None
-            e.store(*self._access_buffer(v), value)
+            e.store(*self._access_buffer(v, self.row), value)
             e.mask = mask
         for n in phase.stores:
             self._store(n)
@@ -408,6 +459,13 @@ class _Loops:
     def _start(self, op: ir.Operation, init: ir.Value) -> ir.Value:
         return init if self.s.lane is None else self.e.math.splat(init)
 
+    def _carried(self, op: ir.Operation, start: ir.Value) -> list[ir.Value]:
+        """The accumulators of a reduction: what is combined, and for the extremes of floats a second one, for NaN."""
+        if combiner(op).name not in EXTREMES:
+            return [start]
+        zero = builders.constant(builders.element_type(op.results[0]), 0.0)
+        return [start, zero if self.s.lane is None else self.e.math.splat(zero)]
+
     def _publish(self, op: ir.Operation, value: ir.Value) -> None:
         self.e.known[op.results[0]] = lambda point: value
 
@@ -415,18 +473,6 @@ class _Loops:
 SUM_BLOCK = 1 << 14
 """Elements that are added up before the sum joins a larger one: the error of a long sum grows with the block and the number of
 blocks, not with the number of elements (Higham, "The accuracy of floating point summation", SIAM J. Sci. Comput. 14, 1993)."""
-
-
-def _multiply_add(total: ir.Value, acc: ir.Value) -> ir.Value:
-    """`acc + a * b` with one rounding: sums are reassociated anyway."""
-    op = st.owner(total)
-    if op is None or op.name != "arith.addf" or acc not in list(op.operands):
-        return total
-    term = op.operands[1] if op.operands[0] == acc else op.operands[0]
-    product = st.owner(term)
-    if product is None or product.name != "arith.mulf" or term.type != acc.type:
-        return total
-    return math.fma(*product.operands, acc)
 
 
 def _dear(op: ir.Operation) -> bool:
@@ -438,56 +484,3 @@ def _dear(op: ir.Operation) -> bool:
     return len(st.inputs(op)) > 1 and len(names) > 2 or any(
         (p := st.owner(v)) is not None and st.kind(p) == "elementwise" and _dear(p) for v in st.inputs(op)
     )
-
-
-def combiner(op: ir.Operation) -> ir.Operation:
-    """The op of a reduction's body that combines the accumulator with an element."""
-    block = op.regions[0].blocks[0]
-    accumulator = list(block.arguments)[-1]
-    users = [st.operation(u.owner) for u in accumulator.uses]
-    if len(users) != 1 or len(users[0].operands) != 2:
-        raise CompileError("a reduction that is not one combining op")
-    return users[0]
-
-
-_KINDS = {
-    "arith.addf": ("ADD", 0.0),
-    "arith.addi": ("ADD", 0),
-    "arith.mulf": ("MUL", 1.0),
-    "arith.muli": ("MUL", 1),
-    "arith.maximumf": ("MAXIMUMF", float("-inf")),
-    "arith.minimumf": ("MINIMUMF", float("inf")),
-    "arith.maxsi": ("MAXSI", "min"),
-    "arith.minsi": ("MINSI", "max"),
-    "arith.maxui": ("MAXUI", 0),
-    "arith.minui": ("MINUI", "ones"),
-    "arith.andi": ("AND", "ones"),
-    "arith.ori": ("OR", 0),
-}
-
-
-def _neutral(op: ir.Operation) -> ir.Value:
-    kind = builders.element_type(op.results[0])
-    name = combiner(op).name
-    if name not in _KINDS:
-        raise CompileError(f"no neutral element for a reduction with {name}")
-    value = _KINDS[name][1]
-    if isinstance(value, str):
-        width = kind.width
-        value = {"min": -(1 << (width - 1)), "max": (1 << (width - 1)) - 1, "ones": -1}[value]
-        if width == 1:
-            value = {"min": 1, "max": 0, "ones": 1}[_KINDS[name][1]]  # type: ignore[index]
-    return builders.constant(kind, value)  # type: ignore[arg-type]
-
-
-def _combine(op: ir.Operation, a: ir.Value, b: ir.Value) -> ir.Value:
-    return ir.Operation.create(combiner(op).name, results=[a.type], operands=[a, b]).results[0]
-
-
-def _across(op: ir.Operation, value: ir.Value) -> ir.Value:
-    """Combine the lanes of a vector; sums of floats may be reassociated."""
-    kind = getattr(vector.CombiningKind, _KINDS[combiner(op).name][0])
-    fast = arith.FastMathFlags.reassoc if combiner(op).name in ("arith.addf", "arith.mulf") else None
-    if fast is not None:
-        return vector.reduction(value.type.element_type, kind, value, fastmath=fast)
-    return vector.reduction(value.type.element_type, kind, value)

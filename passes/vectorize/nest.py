@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...dialects.mlir import ir, scf, vector
+from ...dialects import builders
+from ...dialects.mlir import arith, ir, llvm, scf, vector
 from .evaluate import Evaluator
 from .lanes import Number
 
@@ -83,9 +84,24 @@ def lane_loop(
 
 
 def constant_mask(e: Evaluator, n: int) -> ir.Value:
+    """The first `n` lanes.
+
+    One lane of 512 bits is hidden from LLVM: it would compute in a narrower register, and put that into a wide one of which
+    the rest is undefined, which makes every row wait for the one before.
+    """
+    if n == 1 and e.lanes == 16:
+        return e.math.once(("mask", n), lambda: _hidden_lane(e))
     return e.math.once(
         ("mask", n), lambda: vector.constant_mask(e.math.vector_type(ir.IntegerType.get_signless(1)), [n])
     )
+
+
+def _hidden_lane(e: Evaluator) -> ir.Value:
+    i64 = ir.IntegerType.get_signless(64)
+    # The status word has an address, but LLVM does not know that.
+    there = arith.cmpi(arith.CmpIPredicate.ne, llvm.ptrtoint(i64, e.status), builders.constant(i64, 0))
+    count = arith.select(there, e.math.value(1), e.math.value(0))
+    return vector.create_mask(e.math.vector_type(ir.IntegerType.get_signless(1)), [count])
 
 
 def delinearize(e: Evaluator, i: Number, counts: Sequence[Number]) -> list[Number]:
