@@ -14,17 +14,14 @@ reason for every edge that was not fused, as the remark attribute `mlirc.unfused
 
 from __future__ import annotations
 
-import math
-
 from ..dialects.mlir import ir
 from . import structure as st
+from .constants import find_constants, maker
 from .domain import Invalid, analyse, operand_loops
 from .pack import weights_of
 
 PASS_NAME = "mlirc-fuse"
 MAX_OPS = 64
-SMALL = 1 << 16
-"""Elements of what depends on weights alone that are worth the memory to be kept."""
 ANCHORS = ("contraction", "convolution", "concat", "scatter", "scan")
 FUSIBLE = ("elementwise", "reduction", "contraction", "convolution", "pad", "concat", "scatter", "scan")
 
@@ -81,13 +78,10 @@ class _Fusion:
         self.unfused: list[tuple[ir.Operation, str]] = []
         # What every op reads: asked for again and again, and dear to ask MLIR.
         self.reads = {op: st.tensors_read(op) for op in self.ops if st.kind(op) in (*FUSIBLE, "call")}
-        self.weights = weights
-        self.constant: set[ir.Operation] = set()
-        self.apart: set[ir.Operation] = set()
-        self.sources = {op: [p for v in reads if (p := _maker(v)) is not None] for op, reads in self.reads.items()}
+        self.constant, self.apart = find_constants(self.ops, weights)
+        self.sources = {op: [p for v in reads if (p := maker(v)) is not None] for op, reads in self.reads.items()}
 
     def run(self) -> None:
-        self._find_constants()
         for op in self.ops:
             if st.kind(op) in FUSIBLE:
                 self._place(op)
@@ -102,19 +96,6 @@ class _Fusion:
         for g, ops in self.groups.items():
             for op in ops if st.kind(ops[0]) != "call" else ():
                 op.attributes["mlirc.group"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), g)
-
-    def _find_constants(self) -> None:
-        """What reads weights alone, and of that what is `apart`: dear, or made from such, and small enough to be kept in f32."""
-        for op in self.ops:
-            reads = self.reads.get(op, [])
-            makers = [_maker(v) for v in reads]
-            if not reads or any(m not in self.constant if m is not None else _root(v) not in self.weights for v, m in zip(reads, makers)):
-                continue
-            self.constant.add(op)
-            sizes = st.shape(op.results[0])
-            small = min(sizes, default=0) >= 0 and math.prod(sizes) <= SMALL
-            if small and st.kind(op) == "elementwise" and (_is_dear(op) or any(m in self.apart for m in makers)):
-                self.apart.add(op)
 
     def _place(self, op: ir.Operation) -> None:
         number = self.position[op]
@@ -137,7 +118,7 @@ class _Fusion:
 
     def _producers(self, value: ir.Value) -> list[int]:
         """The group whose result this is, looking through views; none for the result of a call."""
-        op = _maker(value)
+        op = maker(value)
         return [self.group_of[op]] if op in self.group_of and st.kind(op) != "call" else []  # type: ignore[arg-type, index]
 
     def _refusal(self, current: int, other: int, consumer: ir.Operation) -> str | None:
@@ -203,25 +184,6 @@ class _Fusion:
         out = {self.group_of[p] for op in self.groups[group] for p in self.sources[op] if p in self.group_of}
         out.discard(group)
         return out
-
-
-def _is_dear(op: ir.Operation) -> bool:
-    """Whether an element takes more than a few additions and multiplications."""
-    return any(o.name.startswith(("math.", "mlirc.")) or o.name == "arith.divf" for o in st.body_ops(op))
-
-
-def _root(value: ir.Value) -> ir.Value:
-    """What a value is a view of."""
-    op = st.owner(value)
-    while op is not None and st.kind(op) == "view":
-        value = op.operands[0]
-        op = st.owner(value)
-    return value
-
-
-def _maker(value: ir.Value) -> ir.Operation | None:
-    """The op that made a value, looking through views; None for arguments."""
-    return st.owner(_root(value))
 
 
 def with_views(ops: list[ir.Operation]) -> tuple[list[ir.Operation], list[ir.Value]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..dialects.mlir import PassManager, ir
 from . import structure as st
+from .constants import lay_out_constants
 from .fold_transposes import fold_transposes
 from .fuse import fuse
 from .layouts import Layouts
@@ -76,6 +77,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "pad-concats": _cleaned(pad_concats),
     "materialize": lambda graph: materialize(graph.function, graph.writes),
     "pack": lambda graph: pack(graph.function, pack_shape(graph.target)),
+    "constants": lambda graph: lay_out_constants(graph.function),
     "fusion": lambda graph: fuse(graph.function, Layouts(graph.function).shapes),
     "outline": _outline,
 }

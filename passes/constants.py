@@ -1,0 +1,99 @@
+"""What depends on weights alone and is dear: found for the fusion, which keeps it apart, and laid out as it is read.
+
+    %b = generic gather(%table, %index)                     %b = generic gather(%table, %index)
+    %t = transpose %b                              ->       %c = generic copy (transpose %b)
+    %y = generic %x + %t                                    %y = generic %x + %c
+
+Here the table and the index are weights: the position biases of a window attention. The copy becomes one kernel with the gather,
+which runs once and not in every call, and what every call reads lies in the order of its loops. Runs right before the fusion:
+to anyone else the copy is one too many.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..dialects.mlir import ir
+from . import structure as st
+from .copies import copy
+from .layouts import Layouts
+from .pack import weights_of
+
+PASS_NAME = "mlirc-constants"
+SMALL = 1 << 16
+"""Elements of what depends on weights alone that are worth the memory to be kept."""
+
+
+def lay_out_constants(function: ir.Operation) -> None:
+    """Copy the values that are to be kept apart where ops that run in every call read them through a transposition."""
+    ops = [st.operation(o) for o in function.regions[0].blocks[0].operations]
+    constant, apart = find_constants(ops, weights_of(function))
+    if not apart:
+        return
+    layouts = Layouts(function)
+    copies: dict[ir.Value, ir.Value] = {}
+    for op in ops:
+        if op in constant or st.kind(op) not in ("elementwise", "reduction"):
+            continue
+        for i, v in enumerate(op.operands):
+            if st.is_tensor(v) and maker(v) in apart and _transposed(v):
+                if v not in copies:
+                    view = st.owner(v)
+                    assert view is not None
+                    with ir.InsertionPoint(_after(view)), view.location:
+                        copies[v] = copy(v, layouts)
+                op.operands[i] = copies[v]
+
+
+def find_constants(ops: list[ir.Operation], weights: set[ir.Value]) -> tuple[set[ir.Operation], set[ir.Operation]]:
+    """What reads weights alone, and of that what is apart: dear, or made from such, and small enough to be kept in f32."""
+    constant: set[ir.Operation] = set()
+    apart: set[ir.Operation] = set()
+    for op in ops:
+        if st.kind(op) in ("view", "aux", "return"):
+            continue
+        reads = st.tensors_read(op)
+        makers = [maker(v) for v in reads]
+        if not reads or any(m not in constant if m is not None else root(v) not in weights for v, m in zip(reads, makers)):
+            continue
+        constant.add(op)
+        sizes = st.shape(op.results[0])
+        small = min(sizes, default=0) >= 0 and math.prod(sizes) <= SMALL
+        if small and st.kind(op) == "elementwise" and (_is_dear(op) or any(m in apart for m in makers)):
+            apart.add(op)
+    return constant, apart
+
+
+def _is_dear(op: ir.Operation) -> bool:
+    """Whether an element takes more than a few additions and multiplications."""
+    return any(o.name.startswith(("math.", "mlirc.")) or o.name in ("arith.divf", "tensor.extract") for o in st.body_ops(op))
+
+
+def _transposed(value: ir.Value) -> bool:
+    """Whether a value is a view that changes the order of what it shows."""
+    op = st.owner(value)
+    while op is not None and st.kind(op) == "view":
+        if op.name == "linalg.transpose":
+            return True
+        op = st.owner(op.operands[0])
+    return False
+
+
+def _after(op: ir.Operation) -> ir.Operation:
+    """The op that follows in the block."""
+    block = [st.operation(o) for o in st.operation(op).block.operations]
+    return block[block.index(st.operation(op)) + 1]
+
+
+def root(value: ir.Value) -> ir.Value:
+    """What a value is a view of."""
+    op = st.owner(value)
+    while op is not None and st.kind(op) == "view":
+        value = op.operands[0]
+        op = st.owner(value)
+    return value
+
+
+def maker(value: ir.Value) -> ir.Operation | None:
+    """The op that made a value, looking through views; None for arguments."""
+    return st.owner(root(value))
