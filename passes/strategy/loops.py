@@ -44,8 +44,18 @@ class LoopStrategy:
     rows: int = 1
     """Rows that are computed together, phase by phase: what the reduction of one along the lanes waits for is no time lost for the
     others."""
+    split: int | None = None
+    """The class of `inner` that the threads share: each reduces chunks of it to partial results, which are combined afterwards."""
+    chunks: int = 1
+    """At most so many chunks: their number does not depend on that of the threads, and so the result does not."""
+    least: int = 1
+    """The size of a chunk is a multiple of this."""
     why: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     """A reason for each choice, for people."""
+
+
+KEPT_ELEMENTS = 32 * 1024
+"""Values of a row that are kept from phase to phase on the stack, if it has no more elements."""
 
 
 def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
@@ -87,6 +97,13 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     together = _rows_together(lane, rows, inner, sizes, ops)
     if together > 1:
         why["rows"] = "short rows that are reduced along the lanes"
+    split = _split(kernel, lane, rows, inner, sizes, ops, n * unroll)
+    if split is not None:
+        why["split"] = f"few results of {known(sizes[split.along])} elements and more"
+        return LoopStrategy(
+            n, unroll, lane, [], [c for c in rows if c != lane], inner, {c: m for c, m in merged.items() if c in (*rows, *inner)}, None, split.grain,
+            d.kind, split=split.along, chunks=split.chunks, least=split.least, why=why,
+        )
     return LoopStrategy(
         n, unroll, lane, parallel, outer, inner, {c: m for c, m in merged.items() if c in (*rows, *inner)},
         transposed, max(1, WORK_PER_THREAD // max(work, 1)), d.kind, pairs, together, why=why,
@@ -98,6 +115,54 @@ def _why(target: Target, work: int) -> dict[str, str]:
         "lanes": f"{target.vector_bits}-bit vectors",
         "grain": f"about {work} element-operations an iteration, and a thread is worth {WORK_PER_THREAD}",
     }
+
+
+@dataclass
+class _Split:
+    along: int
+    chunks: int
+    least: int
+    grain: int
+
+
+CHUNKS = 64
+CHUNK_ELEMENTS = 4096
+"""What a chunk has at least: less is not worth the combining."""
+SPLIT_WORK = 16 * WORK_PER_THREAD
+"""Element-operations of a reduction from which it is worth to be shared: about ten times what it takes to wake a thread."""
+SPLIT_BYTES = 1 << 16
+"""Stack for partial results."""
+FEW_ROWS = 16
+"""As many rows keep the threads busy."""
+
+
+def _split(
+    kernel: KernelFunction, lane: int | None, rows: list[int], inner: list[int], sizes: list[object], ops: int, block: int
+) -> _Split | None:
+    """How a large reduction to few results is shared by threads; None where it is small, or there are rows enough to share."""
+    d = kernel.domain
+    if not inner or not d.reductions or not all(isinstance(sizes[c], int) for c in rows):
+        return None
+    results, elements = product(rows, sizes), product(inner, sizes)
+    symbolic = not all(isinstance(sizes[c], int) for c in inner)
+    makers = [op for v in kernel.results if (op := st.owner(v)) in d.loops and op not in d.reductions]
+    phases = len(d.reductions) > 1 or any(set(d.inner) & set(d.classes(op)) for op in makers)
+    if not results * elements or not symbolic and (ops * results * elements < SPLIT_WORK or phases and elements <= KEPT_ELEMENTS):
+        return None
+    shared = product([c for c in rows if c != lane], sizes)
+    if shared >= FEW_ROWS or lane in rows and known(sizes[lane]) > SPLIT_BYTES // 64:
+        return None
+    width = max(builders.element_type(op.results[0]).width for op in d.reductions) // 8 or 1
+    chunks = min(CHUNKS, SPLIT_BYTES // (results * len(d.reductions) * width))
+    along = next((c for c in inner if not isinstance(sizes[c], int)), max(inner, key=lambda c: known(sizes[c])))
+    if chunks < 8:
+        return None
+    others = results * elements // known(sizes[along])
+    least = -(-CHUNK_ELEMENTS // others)
+    if along == lane:
+        least = -(-least // block) * block
+    chunk = max(least, known(sizes[along]) // chunks)
+    return _Split(along, chunks, least, max(1, WORK_PER_THREAD // (ops * chunk * others)))
 
 
 ROWS = 2

@@ -18,6 +18,7 @@ from .kernel import KernelFunction
 from .loops import vectorize_loops
 from .scan import vectorize_scan
 from .scatter import vectorize_scatter
+from .split import vectorize_split
 from .tiles import vectorize_tiles
 
 PASS_NAME = "mlirc-vectorize"
@@ -38,6 +39,8 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
             return build(kernel, strategy, symbol)
         case "loops" | "rows":
             assert isinstance(strategy, LoopStrategy)
+            if strategy.split is not None:
+                return vectorize_split(kernel, strategy, symbol)
             return vectorize_loops(kernel, strategy, symbol)
         case "concat":
             assert isinstance(strategy, LoopStrategy)

@@ -10,11 +10,14 @@ The context is the array of 8-byte slots that `runtime.abi` describes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ...dialects import builders
 from ...dialects.mlir import arith, builtin, func, ir, llvm, scf
 from .evaluate import storage_type
 from .lanes import Number
+
+PARALLEL_FOR = "torch_parallel_for"
 
 Slots = tuple[ir.Value, list[ir.Value]]
 """The status pointer, and one value per argument and result: a memref for a tensor, an index, or a float."""
@@ -58,6 +61,16 @@ def _memref(address: ir.Value, element: ir.Type) -> ir.Value:
     return builtin.unrealized_conversion_cast([kind], [value])
 
 
+@dataclass
+class Step:
+    """A part of a kernel that runs when those before it are over: `trip(slots)` iterations of `body(begin, end, status, slots)`,
+    shared by threads where there are more than `grain`."""
+
+    trip: Callable[[list[ir.Value]], Number]
+    grain: int
+    body: Callable[[ir.Value, ir.Value, ir.Value, list[ir.Value]], None]
+
+
 def build(
     symbol: str,
     kinds: Sequence[ir.Type],
@@ -69,49 +82,85 @@ def build(
 
     `trip(slots)` computes the number of parallel iterations, `body(begin, end, status, slots)` builds their code.
     """
+    return build_steps(symbol, kinds, [], [Step(trip, grain, body)])
+
+
+def build_steps(symbol: str, kinds: Sequence[ir.Type], scratch: Sequence[ir.RankedTensorType], steps: Sequence[Step]) -> ir.Module:
+    """A kernel of several steps, each with a function of its own. `scratch` is memory on the stack of the calling thread that they
+    share: further slots for them.
+
+        func @kernel(%ctx)        %ctx' = [%ctx..., scratch];  step 0 on %ctx';  step 1 on %ctx';  ...
+    """
     module = ir.Module.create()
+    kinds = [*kinds, *scratch]
     with ir.InsertionPoint(module.body):
-        inner_type = ir.FunctionType.get([i64(), i64(), pointer()], [])
-        inner = func.FuncOp(f"{symbol}_body", inner_type)
-        inner.operation.attributes["llvm.linkage"] = ir.Attribute.parse("#llvm.linkage<internal>")
-        # One copy of it, for the threads and for the caller.
-        inner.operation.attributes["no_inline"] = ir.UnitAttr.get()
-        with ir.InsertionPoint(inner.add_entry_block()):
-            begin, end, context = inner.arguments
-            index = ir.IndexType.get()
-            status, slots = unpack(context, kinds)
-            begin = builtin.unrealized_conversion_cast([index], [begin])
-            end = builtin.unrealized_conversion_cast([index], [end])
-            body(begin, end, status, slots)
-            func.ReturnOp([])
-        i32 = ir.IntegerType.get_signless(32)
-        parallel = ir.FunctionType.get([i64(), i64(), i64(), pointer(), pointer()], [i32])
+        bodies = [_body(f"{symbol}_body" if len(steps) == 1 else f"{symbol}_body{n}", kinds, step) for n, step in enumerate(steps)]
         entry = func.FuncOp(symbol, ir.FunctionType.get([pointer()], []))
         with ir.InsertionPoint(entry.add_entry_block()):
             (context,) = entry.arguments
-            _, slots = unpack(context, kinds)
-            n = trip(slots)
-            zero = builders.constant(i64(), 0)
-            if isinstance(n, int):
-                count = builders.constant(i64(), n)
-            else:
-                count = arith.index_cast(i64(), n)
-            if isinstance(n, int) and n <= grain:
-                if n > 0:
-                    func.CallOp([], inner.name.value, [zero, count, context])
-            else:
-                func_in_module = func.FuncOp("torch_parallel_for", parallel, visibility="private", ip=ir.InsertionPoint(module.body))
-                assert func_in_module is not None
-                limit = builders.constant(i64(), grain)
-                small = arith.cmpi(arith.CmpIPredicate.sle, count, limit)
-                branch = scf.IfOp(small, has_else=True)
-                with ir.InsertionPoint(branch.then_block):
-                    func.CallOp([], inner.name.value, [zero, count, context])
-                    scf.YieldOp([])
-                with ir.InsertionPoint(branch.else_block):
-                    f = func.ConstantOp(inner_type, inner.name.value).result
-                    address = builtin.unrealized_conversion_cast([pointer()], [f])
-                    func.CallOp([i32], "torch_parallel_for", [zero, count, limit, address, context])
-                    scf.YieldOp([])
+            if scratch:
+                context = _with_scratch(context, len(kinds) - len(scratch), scratch)
+            for inner, step in zip(bodies, steps):
+                _run(module, inner, step, context, kinds)
             func.ReturnOp([])
     return module
+
+
+def _with_scratch(context: ir.Value, given: int, scratch: Sequence[ir.RankedTensorType]) -> ir.Value:
+    """A copy of the context with the addresses of arrays on the stack behind it."""
+
+    def alloca(count: int, kind: ir.Type) -> ir.Value:
+        return llvm.AllocaOp(pointer(), llvm.ConstantOp(i64(), ir.IntegerAttr.get(i64(), count)).result, kind, alignment=64).result
+
+    def slot(base: ir.Value, n: int) -> ir.Value:
+        return llvm.GEPOp(pointer(), base, [], [n], pointer(), llvm.GEPNoWrapFlags.none).result
+
+    own = alloca(1 + given + len(scratch), pointer())
+    for n in range(1 + given):
+        llvm.StoreOp(llvm.LoadOp(pointer(), slot(context, n)).result, slot(own, n))
+    for n, kind in enumerate(scratch, 1 + given):
+        llvm.StoreOp(alloca(kind.shape[0], storage_type(kind.element_type)), slot(own, n))
+    return own
+
+
+def _body(name: str, kinds: Sequence[ir.Type], step: Step) -> func.FuncOp:
+    inner = func.FuncOp(name, ir.FunctionType.get([i64(), i64(), pointer()], []))
+    inner.operation.attributes["llvm.linkage"] = ir.Attribute.parse("#llvm.linkage<internal>")
+    # One copy of it, for the threads and for the caller.
+    inner.operation.attributes["no_inline"] = ir.UnitAttr.get()
+    with ir.InsertionPoint(inner.add_entry_block()):
+        begin, end, context = inner.arguments
+        index = ir.IndexType.get()
+        status, slots = unpack(context, kinds)
+        begin = builtin.unrealized_conversion_cast([index], [begin])
+        end = builtin.unrealized_conversion_cast([index], [end])
+        step.body(begin, end, status, slots)
+        func.ReturnOp([])
+    return inner
+
+
+def _run(module: ir.Module, inner: func.FuncOp, step: Step, context: ir.Value, kinds: Sequence[ir.Type]) -> None:
+    """Call a body over its whole range, in this thread or in several."""
+    i32 = ir.IntegerType.get_signless(32)
+    _, slots = unpack(context, kinds)
+    n = step.trip(slots)
+    zero = builders.constant(i64(), 0)
+    count = builders.constant(i64(), n) if isinstance(n, int) else arith.index_cast(i64(), n)
+    if isinstance(n, int) and n <= step.grain:
+        if n > 0:
+            func.CallOp([], inner.name.value, [zero, count, context])
+        return
+    if not any(f.attributes["sym_name"] == ir.StringAttr.get(PARALLEL_FOR) for f in module.body.operations):
+        parallel = ir.FunctionType.get([i64(), i64(), i64(), pointer(), pointer()], [i32])
+        func.FuncOp(PARALLEL_FOR, parallel, visibility="private", ip=ir.InsertionPoint(module.body))
+    limit = builders.constant(i64(), step.grain)
+    small = arith.cmpi(arith.CmpIPredicate.sle, count, limit)
+    branch = scf.IfOp(small, has_else=True)
+    with ir.InsertionPoint(branch.then_block):
+        func.CallOp([], inner.name.value, [zero, count, context])
+        scf.YieldOp([])
+    with ir.InsertionPoint(branch.else_block):
+        body = func.ConstantOp(ir.FunctionType.get([i64(), i64(), pointer()], []), inner.name.value).result
+        address = builtin.unrealized_conversion_cast([pointer()], [body])
+        func.CallOp([i32], PARALLEL_FOR, [zero, count, limit, address, context])
+        scf.YieldOp([])

@@ -35,12 +35,12 @@ CHUNK = 2048
 
 def vectorize_loops(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:
     """Build the vector-dialect module of a kernel of kind `loops` or `rows`."""
-    emitter = _Loops(kernel, strategy)
+    emitter = Loops(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
 @dataclass
-class _Phase:
+class Phase:
     """What one walk over the inner classes does."""
 
     reductions: list[ir.Operation]
@@ -48,7 +48,7 @@ class _Phase:
     keep: list[ir.Value]
 
 
-class _Loops:
+class Loops:
     def __init__(self, kernel: KernelFunction, strategy: LoopStrategy) -> None:
         self.k = kernel
         self.s = strategy
@@ -200,7 +200,7 @@ class _Loops:
 
         inner = set(self.d.inner)
         count = 1 + max([depth(op) for op in self.d.reductions], default=-1)
-        phases = [_Phase([], [], []) for _ in range(count)]
+        phases = [Phase([], [], []) for _ in range(count)]
         for op in self.d.reductions:
             phases[depth(op)].reductions.append(op)
         self.row_stores = []
@@ -215,7 +215,7 @@ class _Loops:
                 continue
             at = depth(op)
             while at >= len(phases):
-                phases.append(_Phase([], [], []))
+                phases.append(Phase([], [], []))
             phases[at].stores.append(n)
         self.phases = phases
         self._buffers(depth)
@@ -337,7 +337,7 @@ class _Loops:
         m = st.maps(op)[len(op.operands) - len(op.results) + list(op.results).index(v)]
         return tuple(self.e.math.affine(x, loops) for x in m.results)
 
-    def _phase(self, phase: _Phase) -> None:
+    def _phase(self, phase: Phase) -> None:
         classes = [c for c in self.s.inner if c != self.s.lane]
         if self.horizontal:
             self._horizontal(phase, classes)
@@ -347,7 +347,7 @@ class _Loops:
             for op, (value, *nan) in by_reduction(phase.reductions, out):
                 self._publish(op, arith.select(is_nan(nan[0]), nan[0], value) if nan else value)
 
-    def _walk(self, phase: _Phase, classes: Sequence[int], carried: Values) -> Values:
+    def _walk(self, phase: Phase, classes: Sequence[int], carried: Values) -> Values:
         """Loop over inner classes; lanes, if any, are set already."""
         if not classes:
             return self._element(phase, carried)
@@ -356,9 +356,13 @@ class _Loops:
             self.env[classes[0]] = Index(i)
             return self._walk(phase, classes[1:], values)
 
-        return loop(self.e, 0, self._size(self.e, classes[0]), 1, carried, step)
+        return loop(self.e, *self._range(classes[0]), 1, carried, step)
 
-    def _horizontal(self, phase: _Phase, classes: Sequence[int]) -> None:
+    def _range(self, c: int) -> tuple[Number, Number]:
+        """What is walked over of an inner class."""
+        return 0, self._size(self.e, c)
+
+    def _horizontal(self, phase: Phase, classes: Sequence[int]) -> None:
         """Vector accumulators along the lane class, combined at the end."""
         e = self.e
         lane = self.s.lane
@@ -374,7 +378,7 @@ class _Loops:
                     self.env[rest[0]] = Index(i)
                     return nest(rest[1:], vs)
 
-                return loop(e, 0, self._size(e, rest[0]), 1, values, step)
+                return loop(e, *self._range(rest[0]), 1, values, step)
 
             def element(i: Number, vs: Values) -> Values:
                 self.env[lane] = Index(i, 1)
@@ -384,16 +388,17 @@ class _Loops:
                 sets = [vs[u * width : (u + 1) * width] for u in range(self.s.unroll)]
                 return [v for s in lane_loop(e, begin, end, self.s.unroll, sets, element) for v in s]
 
-            size = self._size(e, lane)
+            lo, hi = self._range(lane)
+            size = e.math.sub(hi, lo)
             sums = any(combiner(op).name == "arith.addf" for op in phase.reductions)
             if not sums or (isinstance(size, int) and size <= 2 * SUM_BLOCK):
-                return walk(0, size, values)
+                return walk(lo, hi, values)
 
             def block(i: Number, totals: Values) -> Values:
-                parts = walk(i, e.math.minimum(e.math.add(i, SUM_BLOCK), size), flat)
+                parts = walk(i, e.math.minimum(e.math.add(i, SUM_BLOCK), hi), flat)
                 return [v for u in range(0, len(parts), width) for v in join(phase.reductions, totals[u : u + width], parts[u : u + width])]
 
-            return loop(e, 0, size, SUM_BLOCK, values, block)
+            return loop(e, lo, hi, SUM_BLOCK, values, block)
 
         out = nest(list(classes), flat)
         total = out[:width]
@@ -406,7 +411,7 @@ class _Loops:
                 value = arith.select(some, builders.constant(value.type, float("nan")), value)
             self._publish(op, combine(op, value, self._init(op)))
 
-    def _element(self, phase: _Phase, carried: Values) -> Values:
+    def _element(self, phase: Phase, carried: Values) -> Values:
         """One vector: all reductions and stores of a phase."""
         e = self.e
         e.math.enter()
