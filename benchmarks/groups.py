@@ -97,7 +97,7 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
 
             out = Record(gm).run(*arguments)
             if any(k.name for k in kernels):
-                found.extend(Group(model, k.name, k.calls, k.graph, [values[n.name] for n in k.inputs], k.work) for k in kernels)
+                found.extend(Group(model, k.name, k.calls, k.graph, [_laid_out(values[n.name], n in k.constant) for n in k.inputs], k.work) for k in kernels)
                 kernels.clear()
             arguments.clear()
             return out
@@ -119,13 +119,15 @@ class _Kernel:
     inputs: list[Any]
     graph: Any
     work: Work | None
+    constant: set[Any]
+    """Nodes that depend on weights alone: they are computed beforehand, and laid out as they are read."""
 
 
 def _kernels(gm: Any) -> list[_Kernel]:
     """The kernels without products of a graph, each as a graph of the nodes that its first call computes."""
     from mlirc.dialects.mlir import ir
     from mlirc.dialects.own import load_for
-    from mlirc.driver import run_graph_passes
+    from mlirc.driver import mark_weights, run_graph_passes
     from mlirc.frontend.backend import static_inputs, weight_inputs
     from mlirc.frontend.imported import TensorSpec
     from mlirc.frontend.importer import import_graph
@@ -140,6 +142,11 @@ def _kernels(gm: Any) -> list[_Kernel]:
         placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         weights = {placeholders[i] for i in weight_inputs(graph, static_inputs())}
         tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
+        mark_weights(graph.module, [tensors.index(i) for i in weight_inputs(graph, static_inputs())])
+        constant = set(weights)
+        for n in gm.graph.nodes:
+            if n.op == "call_function" and n.all_input_nodes and constant.issuperset(n.all_input_nodes):
+                constant.add(n)
         function, kernels = run_graph_passes(graph.module, [tensors.index(i) for i in graph.writes], Target.parse("host"))
         callees = [
             ir.FlatSymbolRefAttr(op.attributes["callee"]).value for op in function.regions[0].blocks[0].operations if op.name == "func.call"
@@ -154,16 +161,22 @@ def _kernels(gm: Any) -> list[_Kernel]:
             chosen = {n for n in k.origins[: len(k.origins) // calls] if n in nodes and nodes[n].op == "call_function"}
             # What is left of a product in kernels of its own (padding, the scores of attention) is no group.
             if chosen and not any(word in str(nodes[n].target) for n in chosen for word in _PRODUCTS):
-                inputs, part = _part(gm, chosen)
-                if not weights.issuperset(inputs):
-                    out.append(_Kernel(k.name, calls, inputs, part, count(k.text)))
+                inputs, part = _part(gm, chosen, constant - weights)
+                if not constant.issuperset(inputs):
+                    out.append(_Kernel(k.name, calls, inputs, part, count(k.text), constant - weights))
     return out
 
 
 _PRODUCTS = ("attention", "convolution", "mm", "matmul", "linear", "mkldnn")
 
 
-def _part(gm: Any, chosen: set[str]) -> tuple[list[Any], Any]:
+def _laid_out(value: Any, constant: bool) -> Any:
+    import torch
+
+    return value.contiguous() if constant and isinstance(value, torch.Tensor) else value
+
+
+def _part(gm: Any, chosen: set[str], constant: set[Any]) -> tuple[list[Any], Any]:
     """The nodes that the part reads, and the part as a module of its own that returns what others read of it."""
     import operator
 
@@ -181,7 +194,7 @@ def _part(gm: Any, chosen: set[str]) -> tuple[list[Any], Any]:
         for used in n.all_input_nodes:
             if used.name not in chosen and used not in copies:
                 copies[used] = graph.placeholder(used.name)
-                copies[used].meta = dict(used.meta)
+                copies[used].meta = dict(used.meta, val=_laid_out(used.meta["val"], used in constant))
                 inputs.append(used)
     for n in members:
         copies[n] = graph.node_copy(n, lambda x: copies[x])
