@@ -1,7 +1,9 @@
-"""Timing of several ways to do the same thing."""
+"""Timing of several ways to do the same thing, and the memory that one takes."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -31,3 +33,23 @@ def alternate(calls: dict[str, Callable[[], object]], seconds: float, warm_up: i
 def median_ms(times: list[float]) -> float:
     """The median of times in seconds, in milliseconds."""
     return 1e3 * statistics.median(times)
+
+
+def reset_peak() -> None:
+    """Start anew with the peak of the resident set, as low as the process can be made."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except AttributeError:  # not glibc
+        pass
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def peak_mb() -> float:
+    """The largest resident set since `reset_peak`, in MiB."""
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return float("nan")

@@ -5,7 +5,8 @@ checked with torch._dynamo.utils.same against fp64, and then their calls are tim
 where the machine's speed drifts.
 
 With --compile-time instead: every (model, backend) is a fresh process with empty caches, and what is printed is the
-first call's time above that of the aot_eager backend, which is torch's own share of the work.
+first call's time above that of the aot_eager backend, which is torch's own share of the work. With --memory: the same kind of
+process, and the peak of its resident set in later calls above what it had with the model alone.
 """
 
 from __future__ import annotations
@@ -102,6 +103,42 @@ def run_case(model: str, dtype: str, threads: int, backends: list[str], seconds:
     return list(rows.values())
 
 
+def memory_case(model: str, dtype: str, threads: int, backend: str) -> list[dict[str, Any]]:
+    """One row: the resident set before anything is compiled, its peak during later calls, and what ours says it keeps."""
+    import torch
+    import torch._dynamo
+
+    from mlirc.frontend.report import listening
+
+    from . import verdict
+    from .measure import peak_mb, reset_peak
+    from .models import build
+
+    torch.set_num_threads(threads)
+    torch._dynamo.config.allow_rnn = True
+    row: dict[str, Any] = {"model": model, "dtype": dtype, "threads": threads, "backend": backend, "same": True}
+    module, args, kwargs = build(model)
+    kind = getattr(torch, DTYPES[dtype])
+    module = module.to(kind)
+    args, kwargs = verdict.cast((args, kwargs), kind)
+    with torch.no_grad(), listening() as graphs:
+        reset_peak()
+        row["model_mb"] = peak_mb()
+        try:
+            call, _, _ = _first_call(module, args, kwargs, backend)
+        except Exception as error:
+            return [{**row, "same": False, "failure": f"{type(error).__name__}: {error}"}]
+        for _ in range(3):
+            call(*args, **kwargs)
+        reset_peak()
+        for _ in range(3):
+            call(*args, **kwargs)
+        row["peak_mb"] = peak_mb()
+    row["packed_mb"] = sum(g.packed_bytes for g in graphs) / 2**20
+    row["arena_mb"] = sum(g.arena_bytes or 0 for g in graphs) / 2**20
+    return [row]
+
+
 def _child(arguments: list[str], threads: int, timeout: float, caches: str | None) -> tuple[list[dict[str, Any]], str]:
     """Run this module in a fresh process; its rows, and what went wrong if it died. `caches` is a folder for all caches."""
     env = dict(os.environ, OMP_NUM_THREADS=str(threads))
@@ -121,6 +158,9 @@ def _describe(row: dict[str, Any]) -> str:
     head = f"{row['model']:14} {row['dtype']:4} t{row['threads']} {row['backend']:18}"
     if "failure" in row:
         return f"{head} FAILED {row['failure'].splitlines()[0][:120]}"
+    if "peak_mb" in row:
+        kept = f", of which packed weights {row['packed_mb']:.0f} MiB, intermediates {row['arena_mb']:.0f} MiB" if row["packed_mb"] else ""
+        return f"{head} {row['peak_mb'] - row['model_mb']:7.0f} MiB above the {row['model_mb']:.0f} of the process with the model{kept}"
     text = f"{head} {'right' if row['same'] else 'WRONG'} error {row['error']:.0e} compile {row['compile_s']:6.1f} s"
     if "ms" in row:
         text += f" {row['ms']:9.2f} ms"
@@ -162,6 +202,7 @@ def _rows(
 @click.option("--backends", default="eager,inductor,mlirc", show_default=True, help="Also inductor-freeze, aot_eager, ...")
 @click.option("--seconds", default=3.0, show_default=True, help="Seconds of timing per backend; 0 only checks.")
 @click.option("--compile-time", is_flag=True, help="Measure cold compilation instead of running.")
+@click.option("--memory", is_flag=True, help="Measure the peak of the resident set in calls after the first ones instead, each backend in a process.")
 @click.option("--timeout", default=900.0, show_default=True, help="Seconds that one process may take.")
 @click.option("--out", type=click.Path(path_type=Path), help="Append the rows to this file as JSON lines.")
 @click.option("--list", "names", is_flag=True, help="List the models.")
@@ -173,6 +214,7 @@ def main(
     backends: str,
     seconds: float,
     compile_time: bool,
+    memory: bool,
     timeout: float,
     out: Path | None,
     names: bool,
@@ -180,7 +222,7 @@ def main(
 ) -> None:
     contestants = backends.split(",")
     if one:
-        for row in run_case(models, dtypes, int(threads), contestants, seconds):
+        for row in memory_case(models, dtypes, int(threads), backends) if memory else run_case(models, dtypes, int(threads), contestants, seconds):
             print("ROW " + json.dumps(row), flush=True)
         return
     from .models import MODELS
@@ -196,6 +238,8 @@ def main(
     for model, dtype, count in ((m, d, int(t)) for m in chosen for d in dtypes.split(",") for t in threads.split(",")):
         if compile_time:
             rows = _cold(model, dtype, count, contestants, timeout)
+        elif memory:
+            rows = [row for b in contestants for row in _rows(model, dtype, count, [b], ["--memory"], timeout)]
         else:
             rows = _rows(model, dtype, count, contestants, ["--seconds", str(seconds)], timeout)
         for row in rows:
@@ -204,7 +248,7 @@ def main(
                 with out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
         every += rows
-    if not compile_time:
+    if not compile_time and not memory:
         click.echo("\n".join(_summary(every)))
     sys.exit(0 if all(row.get("same") for row in every) else 1)
 

@@ -22,7 +22,7 @@ class EagerRunner:
         nodes = [n for n in gm.graph.nodes if n.op == "call_function"]
         self.calls = {n: _call(n, reason) for n in nodes}
         left = [AtenNode(n.name, str(n.target), reason, c.source, c) for n, c in self.calls.items()]
-        self.report = GraphReport(direction, len(nodes), left, [], len(nodes), 0, seconds)
+        self.report = GraphReport(direction, len(nodes), left, [], len(nodes), 0, 0, "0 bytes", seconds)
 
     def __call__(self, args: list[Any]) -> Any:
         mine = list(args)

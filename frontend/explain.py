@@ -18,7 +18,7 @@ from rich.text import Text
 
 from .aten import profiling
 from .backend import mlirc as compile_with_mlirc
-from .report import GraphReport, listening
+from .report import GraphReport, listening, readable
 
 RUNS = 3
 """Timed calls for the shares of run time."""
@@ -85,11 +85,11 @@ class Report:
     def _graph_table(self) -> Table:
         table = Table(title="Graphs", title_justify="left")
         table.add_column("graph")
-        for heading in ("nodes compiled", "left to ATen", "kernels", "steps of a call"):
+        for heading in ("nodes compiled", "left to ATen", "kernels", "steps of a call", "intermediates", "packed weights"):
             table.add_column(heading, justify="right")
         for number, g in enumerate(self.graphs):
             left = len(g.aten)
-            table.add_row(f"{number} {g.direction}", str(g.nodes - left), str(left), str(len(g.kernels)), str(g.calls))
+            table.add_row(f"{number} {g.direction}", str(g.nodes - left), str(left), str(len(g.kernels)), str(g.calls), g.arena, readable(g.packed_bytes))
         return table
 
     def _aten_table(self) -> Table:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..driver import CompiledGraph
+from ..runtime.memory import plan_offsets
 from .imported import AtenCall, ImportedGraph
 
 
@@ -31,6 +32,11 @@ class GraphReport:
     kernels: list[str]
     calls: int
     arena_bytes: int | None
+    """Memory for intermediates of a call; None where it depends on symbolic sizes."""
+    packed_bytes: int
+    """What is computed from weights and kept beside them."""
+    arena: str
+    """`arena_bytes` as text, with symbols where there are some."""
     seconds: dict[str, float] = field(default_factory=dict)
     symbols: dict[str, str] = field(default_factory=dict, repr=False)
     """Exported symbol -> name of the kernel."""
@@ -43,14 +49,30 @@ class GraphReport:
         aten = [AtenNode(c.node, str(c.target), c.reason, c.source, c) for c in graph.aten_calls if c.name in used]
         names = [k.name for k in compiled.kernels]
         symbols = {k.symbol: k.name for k in compiled.kernels}
-        return cls(direction, graph.nodes, aten, names, len(compiled.planned.plan.steps), None, seconds, symbols)
+        planned = compiled.planned
+        _, arena = plan_offsets(planned.plan.arena)
+        size = int(arena) if isinstance(arena, int) or arena.is_Integer else None
+        text = readable(size) if size is not None else f"{arena} bytes"
+        return cls(direction, graph.nodes, aten, names, len(planned.plan.steps), size, sum(planned.weight_bytes), text, seconds, symbols)
+
+    def memory(self) -> str:
+        """Peak of the intermediates, and packed weights."""
+        return f"{self.arena} of intermediates, {readable(self.packed_bytes)} of packed weights"
 
     def summary(self) -> str:
         times = ", ".join(f"{k} {v:.2f} s" for k, v in self.seconds.items())
         return (
             f"{self.direction} graph: {self.nodes} nodes, {len(self.kernels)} kernels in {self.calls} calls, "
-            f"{len(self.aten)} nodes left to ATen; {times}"
+            f"{len(self.aten)} nodes left to ATen; {self.memory()}; {times}"
         )
+
+
+def readable(n: int) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if n < 10240 or unit == "MiB":
+            return f"{n:.0f} {unit}" if unit == "bytes" or n >= 100 else f"{n:.1f} {unit}"
+        n /= 1024  # type: ignore[assignment]
+    raise AssertionError
 
 
 _reports: list[GraphReport] = []

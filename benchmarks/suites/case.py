@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import time
 import traceback
@@ -10,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from ..measure import peak_mb, reset_peak
 from .rows import Case, Row
 
 RUNS = 3
@@ -52,9 +52,9 @@ def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[s
             module = module.to(kind)
             args, kwargs = verdict.cast((args, kwargs), kind)
             stage("eager")
-            _reset_peak()
+            reset_peak()
             eager = verdict.tensors(_seeded(module, args, kwargs))
-            row["eager_peak_mb"] = _peak_mb()
+            row["eager_peak_mb"] = peak_mb()
         except Exception as error:
             _raise_if_out_of_memory(error)
             return {**row, "outcome": "unbuilt", "detail": _text(error), "trace": traceback.format_exc()}
@@ -72,9 +72,9 @@ def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[s
             row["detail"] = _difference(eager, got)
         del eager, got, fp64
         stage("running")
-        _reset_peak()
+        reset_peak()
         function(*args, **kwargs)
-        row["peak_mb"] = _peak_mb()
+        row["peak_mb"] = peak_mb()
         if case.backend == "mlirc":
             _attribute(lambda: function(*args, **kwargs), row)
         if seconds > 0:
@@ -123,13 +123,13 @@ def _first_call(function: Any, args: tuple, kwargs: dict[str, Any], backend: str
     from ...frontend.report import listening
 
     counters.clear()
-    _reset_peak()
+    reset_peak()
     with warnings.catch_warnings(record=True) as caught, listening() as graphs:
         warnings.simplefilter("always")
         start = time.perf_counter()
         output = _seeded(function, args, kwargs)
         row["compile_s"] = time.perf_counter() - start
-    row["compile_peak_mb"] = _peak_mb()
+    row["compile_peak_mb"] = peak_mb()
     row["graphs"] = counters["stats"]["unique_graphs"]
     row["graph_breaks"] = sum(counters["graph_break"].values())
     if backend != "eager" and not row["graphs"]:
@@ -202,26 +202,6 @@ def _difference(eager: list[Any], got: list[Any]) -> str:
 def _text(error: Exception) -> str:
     message = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {message}"[:300]
-
-
-def _reset_peak() -> None:
-    """Start anew with the peak of the resident set, as low as the process can be made."""
-    gc.collect()
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except AttributeError:  # not glibc
-        pass
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
-
-
-def _peak_mb() -> float:
-    """The largest resident set since `_reset_peak`, in MiB."""
-    with open("/proc/self/status") as file:
-        for line in file:
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 1024
-    return float("nan")
 
 
 def _about() -> dict[str, str]:

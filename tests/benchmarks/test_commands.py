@@ -58,6 +58,14 @@ def test_suite_rows(tiny):
     json.dumps(rows)
 
 
+def test_suite_memory(tiny):
+    (row,) = suite.memory_case("tiny", "f32", torch.get_num_threads(), "mlirc")
+    assert row["peak_mb"] >= row["model_mb"] > 0 and row["packed_mb"] > 0
+    assert "MiB above" in suite._describe(row) and "packed weights" in suite._describe(row)
+    (failed,) = suite.memory_case("tiny", "f32", torch.get_num_threads(), "mlirc_test_failing")
+    assert "cannot do that" in failed["failure"]
+
+
 def test_suite_refuses_unknown_names():
     result = CliRunner().invoke(suite.main, ["--models", "resnet51"])
     assert result.exit_code == 2

@@ -11,6 +11,7 @@ from torch import nn
 import mlirc
 from mlirc.frontend import aten
 from mlirc.frontend.explain import Report, measure
+from mlirc.frontend.report import listening, readable
 
 
 class Net(nn.Module):
@@ -52,6 +53,36 @@ def test_inference(net, capsys):
     assert "aten.sort.default" in printed and report.kernels[0] in printed
     for part in ("aten.logcumsumexp.default", "nodes compiled", "Compile time: torch", report.kernels[-1]):
         assert part in str(report)
+
+
+def test_memory(net):
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64))
+
+        def forward(self, x):
+            return self.layers(x).softmax(-1)
+
+    with torch.no_grad():
+        report = explain(Deep().eval(), torch.randn(100, 64))
+    (graph,) = report.graphs
+    # The hidden layer, and what the second product made, at the same time.
+    assert 100 * 256 * 4 <= graph.arena_bytes <= 100 * (256 + 64) * 4 + 4096
+    assert graph.packed_bytes >= 2 * 64 * 256 * 4
+    assert graph.arena in str(report) and "packed weights" in str(report) and graph.memory() in graph.summary()
+
+
+def test_memory_of_symbolic_sizes():
+    compiled = torch.compile(lambda x: torch.softmax(x @ x.T, -1).sum(0), backend="mlirc", dynamic=True)
+    with listening() as graphs:
+        compiled(torch.randn(20, 30))
+    assert graphs[0].arena_bytes is None and "s" in graphs[0].arena and graphs[0].packed_bytes == 0
+
+
+@pytest.mark.parametrize("n, text", [(0, "0 bytes"), (9000, "9000 bytes"), (98304, "96.0 KiB"), (1 << 20, "1024 KiB"), (123 << 20, "123 MiB"), (5 << 30, "5120 MiB")])
+def test_readable(n, text):
+    assert readable(n) == text
 
 
 def test_each_call_has_reason_line_and_share(net):
