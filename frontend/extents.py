@@ -37,7 +37,10 @@ class Guards:
         """`x.chunk(2)[1] + y` broadcasts because s - (s + 1)//2 is 1."""
         for guard in self._env.guards if self._env else ():
             if isinstance(guard.expr, sympy.Eq) and guard.expr.rhs.is_Integer:
-                self.numbers[sympy.expand(_signed(guard.expr.lhs))] = int(guard.expr.rhs)
+                expr, number = _signed(guard.expr.lhs), int(guard.expr.rhs)
+                self.numbers[sympy.expand(expr)] = number
+                if number > 1:  # a stride, and the size that it is made of
+                    self.numbers[sympy.expand(without_max(expr))] = number
 
     def negative(self, expr: Extent) -> bool:
         """Whether an expression is negative in the traced call. Where torch decides something by a sign, a guard keeps it."""

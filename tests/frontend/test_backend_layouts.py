@@ -159,6 +159,13 @@ def test_strides_with_what_guards_make_numbers_of():
 
     compare(two_names, R(2, 3, 17), R(4, 3, 3), dynamic=True)
 
+    def windows(x, w):
+        """The guard is on the stride, `Max(1, (s - 1)//2)`."""
+        y = F.conv1d(x, w, stride=2).argmax(0)
+        return y.index_add(1, torch.tensor([0, 0]), y.narrow(1, 0, 2)).unfold(0, 5, 1)
+
+    compare(windows, R(3, 1, 5), R(8, 1, 3), dynamic=True)
+
 
 def test_a_size_that_a_guard_fixes_is_fixed_everywhere():
     def f(x):

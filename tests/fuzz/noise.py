@@ -34,7 +34,8 @@ ACCUMULATING = frozenset(
     _softmax_backward_data _log_softmax_backward_data avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d index_add scatter_add
     upsample_bilinear2d upsample_linear1d logcumsumexp renorm cross_entropy nll_loss_forward mse_loss _fused_rms_norm
     rms_norm addmv addr _addmm_activation embedding_dense_backward sub add div addcmul addcdiv lerp logaddexp
-    logaddexp2 digamma lgamma polygamma""".split()
+    logaddexp2 digamma lgamma polygamma _scaled_dot_product_flash_attention_for_cpu
+    _scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable scaled_dot_product_attention""".split()
 )
 
 # 1 + erf(x) is off by a rounding of 1: the result by one of the operand.
