@@ -55,8 +55,8 @@ class Noise(TorchDispatchMode):
 
     def moved(self, x: Any, kind: torch.dtype | None = None) -> Any:
         """`x` with noise, if it is a floating-point tensor (of the type `kind`)."""
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or kind not in (None, x.dtype):
-            return x
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or kind not in (None, x.dtype) or x._is_zerotensor():
+            return x  # what autograd has for gradients that are zero has no memory
         x = x.detach()
         r = torch.rand(x.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
         step = x.double() * r * torch.finfo(x.dtype).eps
@@ -105,8 +105,8 @@ def _finest(args: Any) -> torch.dtype | None:
 
 
 def _distinct(x: torch.Tensor) -> bool:
-    """No two elements share memory, as far as one can see from the strides."""
-    return all(s != 0 or n <= 1 for s, n in zip(x.stride(), x.shape))
+    """No two elements share memory, as far as one can see from the strides, and there is memory."""
+    return not x._is_zerotensor() and all(s != 0 or n <= 1 for s, n in zip(x.stride(), x.shape))
 
 
 class Double(TorchDispatchMode):

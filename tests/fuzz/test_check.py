@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from mlirc.tests.fuzz.check import Difference, Run, check, compare
 from mlirc.tests.fuzz.executor import Executor
-from mlirc.tests.fuzz.noise import near
+from mlirc.tests.fuzz.noise import Noise, near
 from mlirc.tests.fuzz.tensors import tensor
 
 compiling = torch.compiler.is_compiling
@@ -66,6 +67,10 @@ def test_logarithm_of_a_sum_near_one():
         return y.flip(1).log_softmax(1).flip(1) if compiling() else y.log_softmax(1)
 
     check(g, lambda: (tensor((500, 5), torch.float64, 1) * 5 - 9,))
+
+
+def test_gradients_that_have_no_memory():
+    Run(lambda x: (torch.sgn(x), F.huber_loss(x, x * 0.5)), inputs(), True, Noise(0))
 
 
 def test_one_kind_of_difference_is_asked_for():
