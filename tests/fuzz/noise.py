@@ -55,8 +55,8 @@ class Noise(TorchDispatchMode):
 
     def moved(self, x: Any, kind: torch.dtype | None = None) -> Any:
         """`x` with noise, if it is a floating-point tensor (of the type `kind`)."""
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or kind not in (None, x.dtype) or x._is_zerotensor():
-            return x  # what autograd has for gradients that are zero has no memory
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or kind not in (None, x.dtype):
+            return x
         x = x.detach()
         r = torch.rand(x.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
         step = x.double() * r * torch.finfo(x.dtype).eps
@@ -69,6 +69,7 @@ class Noise(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        args = pytree.tree_map(_with_memory, args)
         name = func.overloadpacket.__name__
         schema = func._schema
         if name.rstrip("_") in ACCUMULATING:
@@ -87,6 +88,7 @@ class Noise(TorchDispatchMode):
                 if isinstance(a, torch.Tensor) and p.alias_info is not None and p.alias_info.is_write and _distinct(a):
                     a.copy_(self.moved(a))
         elif not any(r.alias_info is not None for r in schema.returns):
+            out = pytree.tree_map(_with_memory, out)
             for o in pytree.tree_leaves(out):
                 if isinstance(o, torch.Tensor) and o.is_floating_point() and _distinct(o):
                     o.copy_(self.moved(o))
@@ -98,6 +100,11 @@ class Noise(TorchDispatchMode):
         return out
 
 
+def _with_memory(x: Any) -> Any:
+    """Gradients that are zero have none in autograd."""
+    return torch.zeros(x.shape, dtype=x.dtype) if isinstance(x, torch.Tensor) and x._is_zerotensor() else x
+
+
 def _finest(args: Any) -> torch.dtype | None:
     """The floating-point type that an op computes in; operands of a coarser one are exact in it."""
     kinds = [x.dtype for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor) and x.is_floating_point()]
@@ -105,8 +112,8 @@ def _finest(args: Any) -> torch.dtype | None:
 
 
 def _distinct(x: torch.Tensor) -> bool:
-    """No two elements share memory, as far as one can see from the strides, and there is memory."""
-    return not x._is_zerotensor() and all(s != 0 or n <= 1 for s, n in zip(x.stride(), x.shape))
+    """No two elements share memory, as far as one can see from the strides."""
+    return all(s != 0 or n <= 1 for s, n in zip(x.stride(), x.shape))
 
 
 class Double(TorchDispatchMode):
