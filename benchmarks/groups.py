@@ -34,6 +34,8 @@ class Group:
     calls: int
     graph: Any
     arguments: list[Any]
+    text: str = ""
+    """The model's kernel."""
     work: Work | None = None
     """Its arithmetic; None where sizes are symbols."""
 
@@ -97,7 +99,7 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
 
             out = Record(gm).run(*arguments)
             if any(k.name for k in kernels):
-                found.extend(Group(model, k.name, k.calls, k.graph, [_laid_out(values[n.name], n in k.constant) for n in k.inputs], k.work) for k in kernels)
+                found.extend(Group(model, k.name, k.calls, k.graph, [_laid_out(values[n.name], n in k.constant) for n in k.inputs], k.text, k.work) for k in kernels)
                 kernels.clear()
             arguments.clear()
             return out
@@ -109,6 +111,9 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
     with torch.no_grad():
         torch.compile(module, backend=lambda gm, inputs: capture(gm, inputs, compiler, Options.make(None, None)), dynamic=dynamic)(*args, **kwargs)
     torch._dynamo.reset()
+    for group in found:
+        # Anew: Dynamo does not compile a module that was made while it was compiling.
+        group.graph = torch.fx.GraphModule(torch.nn.Module(), group.graph.graph)
     return found
 
 
@@ -118,6 +123,7 @@ class _Kernel:
     calls: int
     inputs: list[Any]
     graph: Any
+    text: str
     work: Work | None
     constant: set[Any]
     """Nodes that depend on weights alone: they are computed beforehand, and laid out as they are read."""
@@ -151,7 +157,10 @@ def _kernels(gm: Any) -> list[_Kernel]:
         callees = [
             ir.FlatSymbolRefAttr(op.attributes["callee"]).value for op in function.regions[0].blocks[0].operations if op.name == "func.call"
         ]
+        once = _run_once(function, {tensors.index(i) for i in weight_inputs(graph, static_inputs())})
         for k in kernels:
+            if k.name in once:
+                continue
             load_for(k.text)
             module = ir.Module.parse(k.text)
             kind = KernelFunction(st.operation(module.body.operations[0])).domain.kind
@@ -163,8 +172,24 @@ def _kernels(gm: Any) -> list[_Kernel]:
             if chosen and not any(word in str(nodes[n].target) for n in chosen for word in _PRODUCTS):
                 inputs, part = _part(gm, chosen, constant - weights)
                 if not constant.issuperset(inputs):
-                    out.append(_Kernel(k.name, calls, inputs, part, count(k.text), constant - weights))
+                    out.append(_Kernel(k.name, calls, inputs, part, k.text, count(k.text), constant - weights))
     return out
+
+
+def _run_once(function: Any, weights: set[int]) -> set[str]:
+    """The kernels that read weights alone, or what others such have made of them."""
+    from mlirc.dialects.mlir import ir
+    from mlirc.passes import structure as st
+    from mlirc.passes.constants import root
+
+    block = function.regions[0].blocks[0]
+    constant = {a for i, a in enumerate(a for a in block.arguments if st.is_tensor(a)) if i in weights}
+    names = set()
+    for op in map(st.operation, block.operations):
+        if op.name == "func.call" and op.operands and all(root(v) in constant for v in op.operands if st.is_tensor(v)):
+            constant.update(op.results)
+            names.add(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
+    return names
 
 
 _PRODUCTS = ("attention", "convolution", "mm", "matmul", "linear", "mkldnn")
@@ -200,7 +225,7 @@ def _part(gm: Any, chosen: set[str], constant: set[Any]) -> tuple[list[Any], Any
         copies[n] = graph.node_copy(n, lambda x: copies[x])
     read = [n for n in members if any(u.name not in chosen for u in n.users) and isinstance(n.meta.get("val"), torch.Tensor)]
     graph.output(tuple(copies[n] for n in read or members[-1:]))
-    return inputs, torch.fx.GraphModule(gm, graph)
+    return inputs, torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
 SAMPLE_SECONDS = 50e-6
@@ -218,7 +243,7 @@ def measure(group: Group, backends: list[str], seconds: float, rates: Rates | No
 
     from .limits import Repeat
     from .measure import alternate, median_ms
-    from .suite import compiled
+    from .suite import first_call
 
     rates = rates or Rates()
     row: dict[str, Any] = {"model": group.model, "group": group.name, "calls": group.calls, "bytes": group.moved_bytes}
@@ -229,8 +254,7 @@ def measure(group: Group, backends: list[str], seconds: float, rates: Rates | No
         expected = group.graph(*arguments)
         for backend in backends:
             torch._dynamo.reset()
-            call = compiled(group.graph, backend)
-            got = call(*arguments)
+            call, got, _ = first_call(group.graph, tuple(arguments), {}, backend)
             pairs = [(a, b) for a, b in zip(expected, got) if isinstance(a, torch.Tensor)]
             row[f"{backend} error"] = max(((a.double() - b.double()).abs().max().item() for a, b in pairs if a.numel()), default=0.0)
             calls[backend] = lambda call=call: call(*arguments)
@@ -239,7 +263,9 @@ def measure(group: Group, backends: list[str], seconds: float, rates: Rates | No
         row["aten"] = len(runner.report.aten)  # type: ignore[attr-defined]
         repeat = Repeat()
         results = runner(list(arguments))
-        native = runner.program.last_call() if hasattr(runner, "program") else None
+        native, memory = _of_the_model(group)
+        if native is None and hasattr(runner, "program"):
+            native = runner.program.last_call()
         times = {"bytes": _times(repeat.copy(row["bytes"], 1)), "kernel": 1}
         calls["bytes"] = repeat.copy(row["bytes"], times["bytes"])
         calls["kernel"] = lambda: runner(list(arguments))
@@ -248,11 +274,58 @@ def measure(group: Group, backends: list[str], seconds: float, rates: Rates | No
             calls["kernel"] = repeat.function(*native, times["kernel"])
         for name, taken in alternate(calls, seconds).items():
             row[f"{name} ms"] = median_ms(taken) / times.get(name, 1)
-        del results
+        del results, memory
     row["units ms"] = 1e3 * rates.seconds(group.work) / torch.get_num_threads() if group.work else 0.0
     row["limit ms"] = max(row["bytes ms"], row["units ms"])
     row["of limit"] = row["limit ms"] / row["kernel ms"]
     return row
+
+
+def _of_the_model(group: Group) -> tuple[tuple[int, int, int] | None, Any]:
+    """Addresses (f, a, b) of the model's kernel, with the layouts that its arguments have there; None where sizes are symbols.
+
+    `f(a, b)` runs it on random numbers, and on the model's own where they are integers; the second result keeps all that in memory.
+    """
+    import numpy as np
+    import torch
+
+    from mlirc.dialects.mlir import ir
+    from mlirc.dialects.own import load_for
+    from mlirc.driver import compile_kernel
+    from mlirc.lowering.target import Target
+    from mlirc.passes import structure as st
+    from mlirc.passes.build_plan import BYTES
+    from mlirc.passes.vectorize import KernelFunction
+    from mlirc.runtime.loader import Library
+
+    if not group.work:
+        return None, None
+    memory = []
+    integers = [a.contiguous() for a in group.arguments if isinstance(a, torch.Tensor) and not a.is_floating_point()]
+    with ir.Context(), ir.Location.unknown():
+        load_for(group.text)
+        module = ir.Module.parse(group.text)
+        kernel = KernelFunction(st.operation(module.body.operations[0]))
+        strides = [*(kernel.strides.get(v) for v in kernel.arguments), *kernel.result_strides]
+        for v, steps in zip((*kernel.arguments, *kernel.results), strides):
+            sizes = kernel.shapes.of(v) if steps is not None else ()
+            if steps is None or not all(isinstance(n, int) for n in (*steps, *sizes)):
+                return None, None
+            kind = str(v.type.element_type)
+            extent = 1 + sum((n - 1) * s for n, s in zip(sizes, steps))
+            same = [a for a in integers if a.numel() == extent and a.element_size() == BYTES[kind]] if kind.startswith("i") else []
+            if same:
+                memory.append(same[0])
+            elif kind in ("f32", "f64"):
+                memory.append(torch.randn(extent, dtype=torch.float32 if kind == "f32" else torch.float64))
+            elif kind in ("bf16", "f16"):
+                memory.append(torch.randn(extent).to(torch.bfloat16 if kind == "bf16" else torch.float16))
+            else:
+                memory.append(torch.zeros(extent * BYTES[kind], dtype=torch.uint8))
+    library = Library({"kernel": compile_kernel(group.text, Target.parse("host"), "kernel")})
+    status = np.zeros(1, np.int64)
+    slots = np.array([status.ctypes.data, *(t.data_ptr() for t in memory)], np.int64)
+    return (library.address("kernel"), slots.ctypes.data, 0), (library, status, slots, memory)
 
 
 def _times(call: Callable[[], object]) -> int:

@@ -44,7 +44,7 @@ def compiled(module: Any, backend: str) -> Any:
     return torch.compile(module, backend=backend)
 
 
-def _first_call(module: Any, args: tuple, kwargs: dict[str, Any], backend: str) -> tuple[Any, Any, float]:
+def first_call(module: Any, args: tuple, kwargs: dict[str, Any], backend: str) -> tuple[Any, Any, float]:
     """The compiled callable, its first output and the seconds until it was there. Raises whatever the compiler raises."""
     from torch._dynamo.utils import counters
 
@@ -87,7 +87,7 @@ def run_case(model: str, dtype: str, threads: int, backends: list[str], seconds:
         for backend in backends:
             row = rows[backend] = {"model": model, "dtype": dtype, "threads": threads, "backend": backend}
             try:
-                call, output, row["compile_s"] = _first_call(copy.deepcopy(module), args, kwargs, backend)
+                call, output, row["compile_s"] = first_call(copy.deepcopy(module), args, kwargs, backend)
                 got = verdict.tensors(output)
                 row["same"] = verdict.same(eager, got, fp64, kind)
                 row["error"] = verdict.relative_error(eager, got)
@@ -125,7 +125,7 @@ def memory_case(model: str, dtype: str, threads: int, backend: str) -> list[dict
         reset_peak()
         row["model_mb"] = peak_mb()
         try:
-            call, _, _ = _first_call(module, args, kwargs, backend)
+            call, _, _ = first_call(module, args, kwargs, backend)
         except Exception as error:
             return [{**row, "same": False, "failure": f"{type(error).__name__}: {error}"}]
         for _ in range(3):

@@ -122,6 +122,13 @@ def test_groups(tiny, tmp_path):
     assert rows and all(r["mlirc error"] < 1e-5 and r["kernels"] >= 1 and r["aten"] == 0 for r in rows)
 
 
+def test_groups_are_compiled(tiny):
+    """And not run in eager mode, whatever is said of the graph that they are parts of."""
+    (group, *_) = groups.groups_of("tiny", torch.float32)
+    with pytest.raises(RuntimeError, match="cannot do that"):
+        groups.measure(group, ["mlirc_test_failing"], 0.001)
+
+
 def test_groups_report(tiny, tmp_path):
     out = tmp_path / "rows.jsonl"
     command = ["--models", "tiny", "--backends", "eager,mlirc", "--seconds", "0.001", "--out", str(out)]
