@@ -6,6 +6,7 @@ to is another tensor in the functional graph than in the call: without gaps, and
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,12 @@ def replay_of(output: torch.fx.Node, place: torch.fx.Node, number: int) -> Repla
 
 
 def _is_view(n: torch.fx.Node) -> bool:
-    if n.op != "call_function" or not isinstance(n.target, torch._ops.OpOverload) or not isinstance(n.meta["val"], torch.Tensor):
+    """Also of the parts of a split, and taking one of them."""
+    if n.op != "call_function":
+        return False
+    if n.target is operator.getitem:
+        return _is_view(n.args[0])  # type: ignore[arg-type]
+    if not isinstance(n.target, torch._ops.OpOverload):
         return False
     first = n.target._schema.arguments[0] if n.target._schema.arguments else None
     alias = first.alias_info if first is not None else None

@@ -60,7 +60,14 @@ def shuffles_that_change_nothing(x):
     return F.channel_shuffle(x, 2), F.pixel_shuffle(x, 1), F.pixel_unshuffle(x, 1)
 
 
-FUNCTIONS = [views_of_input, views_of_intermediate, only_parts_of_intermediate, repeated, written_and_returned, split, windows, as_other_type, shuffles_that_change_nothing]
+def parts_of_what_is_written(x):
+    column = x[1:, -1]
+    first, rest = torch.split(column, [1, column.shape[0] - 1])
+    rest[1] = 3
+    return first, rest.unbind()[1], column.tensor_split(2)[1], first.flatten(0)
+
+
+FUNCTIONS = [views_of_input, views_of_intermediate, only_parts_of_intermediate, repeated, written_and_returned, split, windows, as_other_type, shuffles_that_change_nothing, parts_of_what_is_written]
 
 
 @MODES
