@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch._prims_common
 import torch._refs
 
 from . import foreach
@@ -61,7 +62,8 @@ def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> Any:
     windows = torch.where(inside, windows, float("-inf")).flatten(-n)
     values, first = windows.max(-1)
     places = places.flatten(-n).expand(windows.shape)
-    return values, places.gather(-1, first.unsqueeze(-1)).squeeze(-1)
+    order = torch._prims_common.suggest_memory_format(x)
+    return values.contiguous(memory_format=order), places.gather(-1, first.unsqueeze(-1)).squeeze(-1).contiguous(memory_format=order)
 
 
 def max_pool_backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any, n: int) -> torch.Tensor:

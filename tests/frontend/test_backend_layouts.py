@@ -135,6 +135,11 @@ def test_scalars():
     compare(lambda x, n, f, b: x * n + f if b else x, R(5), 3, 1.5, True)
 
 
+def test_pooling_keeps_channels_last():
+    x = R(9, 16, 7, 2).contiguous(memory_format=torch.channels_last)
+    compare(lambda x: F.adaptive_max_pool2d(x, 3, return_indices=True), x)
+
+
 def test_outputs_with_gaps_or_broadcasts():
     compare(lambda x: (x + 1)[:, ::2], R(4, 6))
     compare(lambda x: (x + 1)[1:, 2], R(4, 6))
