@@ -7,7 +7,8 @@ classes, everything that it stores runs over the same space:
     loops         no reduction: all stored values have the same classes
     rows          reductions: they all reduce the same classes (`inner`), keep the same (`rows`), and whatever else is
                   stored runs over rows, or over rows and inner
-    contraction   one contraction or convolution, and stored values that run over exactly its parallel classes
+    contraction   one contraction or convolution, and stored values that run over exactly its parallel classes; or several
+                  contractions that `passes.siblings` found to read the same rows, and of each stored value the sibling's classes
     concat        one tensor.concat of elementwise or padded values
     scatter       one scatter of elementwise values; its loops are those of the updates
     scan          one scan of an elementwise value
@@ -38,6 +39,8 @@ class Domain:
     inner: list[int] = field(default_factory=list)
     reductions: list[ir.Operation] = field(default_factory=list)
     anchor: ir.Operation | None = None
+    siblings: list[ir.Operation] = field(default_factory=list)
+    """The anchor and its siblings, in program order."""
     displaced: set[ir.Operation] = field(default_factory=set)
     """Ops whose values are read at another place than the one that the loops are at, and computed anew there."""
 
@@ -138,7 +141,7 @@ def _analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st
     anchors = [op for op in real if st.kind(op) in ("contraction", "convolution")]
     special = [op for op in real if st.kind(op) in ("concat", "scatter", "scan")]
     reductions = [op for op in real if st.kind(op) == "reduction"]
-    if len(anchors) + len(special) > 1:
+    if len(anchors) + len(special) > 1 and (special or not st.siblings(anchors)):
         raise Never("two anchors")
     if anchors and reductions:
         raise Never("a reduction behind a contraction")
@@ -171,6 +174,11 @@ def _analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st
                 if mine is not None and d is not None and made[d] is not None:
                     parent[find((op, mine))] = find((producer, made[d]))  # type: ignore[arg-type]
 
+    if st.siblings(anchors):
+        for op in anchors[1:]:
+            for i in rows_of(op):  # the loops of the operand that they share
+                parent[find((op, i))] = find((anchors[0], i))
+
     number: dict[Loop, int] = {}
     sizes: list[Hashable] = []
     loops_of: dict[ir.Operation, list[int | None]] = {}
@@ -200,7 +208,7 @@ def _analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st
 
     domain.displaced, domain.reductions = displaced, reductions
     if anchors:
-        return _contraction(domain, anchors[0], roots)
+        return _contraction(domain, anchors, roots)
     if special:
         padded = any(st.kind(o) == "pad" for o in real) and st.kind(special[0]) != "concat"
         if domain.reductions or roots != special or padded:
@@ -232,16 +240,25 @@ def _displaced(real: Sequence[ir.Operation], inside: set[ir.Operation]) -> set[i
     return out
 
 
-def _contraction(domain: Domain, anchor: ir.Operation, roots: Sequence[ir.Operation]) -> Domain:
-    domain.kind, domain.anchor = st.kind(anchor), anchor
+def rows_of(op: ir.Operation) -> list[int]:
+    """The loops of a contraction that walk over its first operand."""
+    return sorted({d for d in st.map_dims(st.maps(op)[0]) if d is not None})
+
+
+def _contraction(domain: Domain, anchors: list[ir.Operation], roots: Sequence[ir.Operation]) -> Domain:
+    anchor = anchors[0]
+    domain.kind, domain.anchor, domain.siblings = st.kind(anchor), anchor, anchors
     iterators = st.iterators(anchor)
     domain.rows = [c for c, it in zip(domain.loops[anchor], iterators) if it == "parallel" and c is not None]
     domain.inner = [c for c, it in zip(domain.loops[anchor], iterators) if it == "reduction" and c is not None]
     for op in domain.loops:
         if st.kind(op) == "pad":
             raise Invalid("padding around a contraction")
+    spaces = [{*domain.classes(a)} - {*domain.inner} for a in anchors]
+    if any(op in domain.displaced for op in anchors) and len(anchors) > 1:
+        raise Invalid("a sibling is read at another place")
     for r in roots:
-        if r != anchor and set(domain.classes(r)) != set(domain.rows):
+        if r not in anchors and set(domain.classes(r)) not in spaces:
             raise Invalid("stored value does not have the contraction's shape")
     return domain
 

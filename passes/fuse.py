@@ -7,9 +7,10 @@
 
 Ops are taken in program order; each joins the groups that produce its operands if the union is a valid kernel (see
 `passes.domain`) and no value would have to leave and come back. Values that cost nothing (constants, broadcasts of inputs)
-are copied to each user beforehand. What is dear and depends on weights alone (the factors of a batch norm) stays in kernels of its
-own, which run once and not in every call. The result is an attribute `mlirc.group` on every op, which `outline` obeys, and a
-reason for every edge that was not fused, as the remark attribute `mlirc.unfused` on the consumer.
+are copied to each user beforehand. Contractions that are siblings (`passes.siblings`) join one another. What is dear and depends
+on weights alone (the factors of a batch norm) stays in kernels of its own, which run once and not in every call. The result is an
+attribute `mlirc.group` on every op, which `outline` obeys, and a reason for every edge that was not fused, as the remark attribute
+`mlirc.unfused` on the consumer.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class _Fusion:
         self.shapes = shapes
         self.group_of: dict[ir.Operation, int] = {}
         self.groups: dict[int, list[ir.Operation]] = {}
+        self.families: dict[int, list[ir.Operation]] = {}
+        """The contractions that have been placed, by what `mlirc.siblings` says."""
         self.unfused: list[tuple[ir.Operation, str]] = []
         # What every op reads: asked for again and again, and dear to ask MLIR.
         self.reads = {op: st.tensors_read(op) for op in self.ops if st.kind(op) in (*FUSIBLE, "call")}
@@ -110,11 +113,31 @@ class _Fusion:
             if reason:
                 refused.append(reason)
                 continue
-            for member in self.groups[g]:
-                self.group_of[member] = number
-            self.groups[number] = sorted(self.groups.pop(g) + self.groups[number], key=self.position.__getitem__)
+            self._join(number, g)
+        if "mlirc.siblings" in op.attributes:
+            refused += self._place_by_siblings(op)
         if refused:
             self.unfused.append((op, "; ".join(dict.fromkeys(refused))))
+
+    def _join(self, number: int, other: int) -> None:
+        for member in self.groups[other]:
+            self.group_of[member] = number
+        self.groups[number] = sorted(self.groups.pop(other) + self.groups[number], key=self.position.__getitem__)
+
+    def _place_by_siblings(self, op: ir.Operation) -> list[str]:
+        """Put a contraction into the kernel of those that it is one with."""
+        number = self.position[op]
+        refused = []
+        for sibling in self.families.setdefault(ir.IntegerAttr(op.attributes["mlirc.siblings"]).value, []):
+            other = self.group_of[sibling]
+            if other != number:
+                reason = self._impossible(number, other)
+                if reason:
+                    refused.append(f"apart from a sibling: {reason}")
+                else:
+                    self._join(number, other)
+        self.families[ir.IntegerAttr(op.attributes["mlirc.siblings"]).value].append(op)
+        return refused
 
     def _producers(self, value: ir.Value) -> list[int]:
         """The group whose result this is, looking through views; none for the result of a call."""
@@ -123,22 +146,24 @@ class _Fusion:
 
     def _refusal(self, current: int, other: int, consumer: ir.Operation) -> str | None:
         """Why the two groups cannot be one kernel, None if they can."""
-        ops = sorted(self.groups[current] + self.groups[other], key=self.position.__getitem__)
-        if len(ops) > MAX_OPS:
-            return "too many ops"
         if st.kind(consumer) in ("contraction", "convolution"):
             return "operands of a contraction are stored"
         if consumer not in self.constant and any(op in self.apart for op in self.groups[other]):
             return "depends on weights alone"
         if st.kind(consumer) == "scatter" and other in self._producers(consumer.operands[0]):
             return "a scatter writes into memory that is filled before"
-        if self._anchored(current) and self._anchored(other):
+        if self._anchored(current) and self._anchored(other) and not st.siblings(self._anchors(current) + self._anchors(other)):
             return "two anchors"
+        window = self._overlaps(consumer, other)
+        return window or self._impossible(current, other)
+
+    def _impossible(self, current: int, other: int) -> str | None:
+        """Why the ops of the two groups are no kernel."""
+        ops = sorted(self.groups[current] + self.groups[other], key=self.position.__getitem__)
+        if len(ops) > MAX_OPS:
+            return "too many ops"
         if self._reaches(other, current) or self._reaches(current, other):
             return "a value would leave the kernel and come back"
-        window = self._overlaps(consumer, other)
-        if window:
-            return window
         members, stored = with_views(ops)
         try:
             analyse(members, stored, self.shapes)
@@ -147,7 +172,10 @@ class _Fusion:
         return None
 
     def _anchored(self, group: int) -> bool:
-        return any(st.kind(op) in ANCHORS for op in self.groups[group])
+        return bool(self._anchors(group))
+
+    def _anchors(self, group: int) -> list[ir.Operation]:
+        return [op for op in self.groups[group] if st.kind(op) in ANCHORS]
 
     def _overlaps(self, consumer: ir.Operation, other: int) -> str | None:
         """Producers are not recomputed for every position of a window, nor for every element of a broadcast row."""

@@ -149,6 +149,7 @@ class _Body:
 
     def __init__(self, outer: _Outline, members: list[ir.Operation], stored: list[ir.Value]) -> None:
         self.layouts = outer.layouts
+        self.siblings = st.siblings([op for op in members if st.kind(op) == "contraction"])
         self.names: dict[Extent, str] = {}
         self.indices: list[Extent] = []
         self.tensors = self._external(members)
@@ -241,9 +242,11 @@ class _Body:
         needed = [v for v in (*op.operands, *st.captured(op))]
         mapped = {v: self._value(v) for v in needed}
         new = st.operation(op.clone())
-        for name in ("mlirc.group", "mlirc.unfused", "mlirc.write"):
+        for name in ("mlirc.group", "mlirc.unfused", "mlirc.write", "mlirc.apart", *(() if self.siblings else ("mlirc.siblings",))):
             if name in new.attributes:
                 del new.attributes[name]
+        if "mlirc.siblings" in new.attributes:  # a number in the graph
+            new.attributes["mlirc.siblings"] = ir.UnitAttr.get()
         if op in self.computed:
             new.attributes["mlirc.sizes"] = self.computed[op]
         _remap(new, mapped)

@@ -83,7 +83,7 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
     if pair is not None:
         _blocked(op, side, st.map_dims(maps[side]).index(lane), shape.block, layouts, packed, pair)
         return
-    _widen_rows(op, 1 - side, layouts)
+    _widen_rows(op, 1 - side, layouts, packed)
     operand = op.operands[side]
     dims = st.map_dims(maps[side])
     if None in dims or _few_rows(op, layouts, side):
@@ -159,21 +159,21 @@ def _plain(m: ir.AffineMap) -> set[int]:
     return {d for d in st.map_dims(m) if d is not None}
 
 
-def _widen_rows(op: ir.Operation, side: int, layouts: Layouts) -> None:
+def _widen_rows(op: ir.Operation, side: int, layouts: Layouts, packed: Packed) -> None:
     """Two-byte floats that are broadcast become f32 in an op of their own, which fuses with what makes them."""
     v = op.operands[side]
     element = builders.element_type(v)
     acc = builders.element_type(op.results[0])
     if element == acc or not isinstance(element, (ir.BF16Type, ir.F16Type)):
         return
-    with ir.InsertionPoint(op), op.location:
-        rank = len(st.shape(v))
-        sizes = layouts.values(v)
-        init = builders.empty(sizes, acc)
-        (wide,) = builders.generic(
-            [v], [init], [builders.identity(rank)] * 2, "p" * rank, lambda x, _: [arith.extf(acc, x)]
-        )
-    op.operands[side] = wide
+    if (v, acc) not in packed:
+        with ir.InsertionPoint(op), op.location:
+            rank = len(st.shape(v))
+            init = builders.empty(layouts.values(v), acc)
+            (packed[v, acc],) = builders.generic(
+                [v], [init], [builders.identity(rank)] * 2, "p" * rank, lambda x, _: [arith.extf(acc, x)]
+            )
+    op.operands[side] = packed[v, acc]
     _retype(op, side, acc)
 
 

@@ -20,6 +20,7 @@ from .outline import Kernel, outline
 from .pack import pack
 from .pad_concats import pad_concats
 from .raise_collapses import raise_collapses
+from .siblings import mark_siblings
 from .sink_reshapes import sink_reshapes
 from .strategy import pack_shape
 
@@ -78,6 +79,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "materialize": lambda graph: materialize(graph.function, graph.writes),
     "pack": lambda graph: pack(graph.function, pack_shape(graph.target)),
     "constants": lambda graph: lay_out_constants(graph.function),
+    "siblings": lambda graph: mark_siblings(graph.function, graph.target),
     "fusion": lambda graph: fuse(graph.function, Layouts(graph.function).shapes),
     "outline": _outline,
 }

@@ -145,6 +145,12 @@ def captured(op: ir.Operation) -> list[ir.Value]:
     return list(out)
 
 
+def siblings(ops: Sequence[ir.Operation]) -> bool:
+    """Whether these are several contractions that `passes.siblings` found to be one."""
+    marks = [op.attributes["mlirc.siblings"] if "mlirc.siblings" in op.attributes else None for op in ops]
+    return len(ops) > 1 and marks[0] is not None and all(m == marks[0] for m in marks)
+
+
 def body_ops(op: ir.Operation) -> list[ir.Operation]:
     """The ops of a one-block region."""
     return [operation(o) for o in op.regions[0].blocks[0].operations]

@@ -164,7 +164,8 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
         free = registers - 1
         if s.shared is not None:
             free -= min(known(d.sizes[s.shared]), sum_registers(target) // 2)
-        out["columns"] = (1, *min(vectors, (4, "vectors side by side")))
+        together = (2, "siblings read whole blocks of columns") if len(d.siblings) > 1 else (4, "vectors side by side")
+        out["columns"] = (1, *min(vectors, together))
         most = max(free // s.columns - 1, 1)
         out["rows"] = (1, *min(there, (most, f"{registers} registers, and a row takes {s.columns}")))
         out["unroll"] = (1, 1, "sums are not split")

@@ -93,7 +93,7 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
         why["pairs"] = "bf16 is multiplied in pairs along the reduction"
     tiles = pairs is not None and r.row is not None and r.lane is not None and target.has_amx_bf16 and n == 16
     # A tile register has one shape per function: k comes in whole tiles only.
-    tiles = tiles and isinstance(d.sizes[pairs], int) and d.sizes[pairs] % 32 == 0  # type: ignore[index, operator]
+    tiles = tiles and len(d.siblings) == 1 and isinstance(d.sizes[pairs], int) and d.sizes[pairs] % 32 == 0  # type: ignore[index, operator]
     if tiles:
         size = known(d.sizes[r.row])  # type: ignore[index]
         rows = 32 if size >= 32 else min(size, 16)
@@ -189,7 +189,7 @@ def _depth(
 def panel_step(kernel: KernelFunction, r: Roles, width: int) -> int | None:
     """Bytes of a panel for one step of the reduction; None where the reduction cannot be cut in blocks."""
     d = kernel.domain
-    if len(r.reductions) != 1 or r.row is None or r.lane is None:
+    if len(r.reductions) != 1 or r.row is None or r.lane is None or len(d.siblings) > 1:
         return None
     length, size = (d.sizes[c] for c in (r.reductions[0], r.row))
     panel = next((a for a in kernel.accesses.items if a.op == d.anchor and not a.store and not a.steps.get(r.row)), None)
@@ -209,10 +209,16 @@ PLAIN = {"math.fma", "math.absf", "math.copysign", "math.sqrt"}
 
 
 def _epilogue_ops(kernel: KernelFunction) -> int:
-    """How many ops an element of the result takes after the product, roughly."""
+    """How many ops an element of the result takes after the product, roughly; of several results, that with the most."""
+    d = kernel.domain
+    return max(_ops_over(kernel, {*d.classes(a)} - {*d.inner}) for a in d.siblings)
+
+
+def _ops_over(kernel: KernelFunction, space: set[int]) -> int:
+    """Ops of the epilogue that have no other classes."""
     n = 0
     for op in kernel.domain.loops:
-        if op == kernel.domain.anchor or op.name != "linalg.generic":
+        if op in kernel.domain.siblings or op.name != "linalg.generic" or not space.issuperset(kernel.domain.classes(op)):
             continue
         for inner in op.regions[0].blocks[0].operations:
             name = st.operation(inner).name

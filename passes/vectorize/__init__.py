@@ -18,6 +18,7 @@ from .kernel import KernelFunction
 from .loops import vectorize_loops
 from .scan import vectorize_scan
 from .scatter import vectorize_scatter
+from .siblings import vectorize_siblings
 from .split import vectorize_split
 from .tiles import vectorize_tiles
 
@@ -30,7 +31,9 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
         case "contraction" | "convolution":
             assert isinstance(strategy, ContractionStrategy)
             build = vectorize_contraction
-            if strategy.tiles:
+            if len(kernel.domain.siblings) > 1:
+                build = vectorize_siblings
+            elif strategy.tiles:
                 build = vectorize_tiles
             elif strategy.dot is not None:
                 build = vectorize_dot

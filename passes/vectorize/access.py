@@ -63,6 +63,8 @@ def collect(
     `stored` are (value, strides of its buffer), `strides` those of the arguments; ints, or anything else for unknown.
     """
     walker = _Walker(domain, strides)
+    if domain.siblings:  # an access belongs to the first op that has it: the product's are asked for
+        walker.read(domain.siblings[0], walker.loop_forms(domain.siblings[0]))
     for value, steps in stored:
         op = st.owner(value)
         if op is None or op not in domain.loops:

@@ -22,7 +22,7 @@ from ...errors import CompileError
 from .. import structure as st
 from ..strategy import ContractionStrategy
 from . import entry
-from .evaluate import Evaluator
+from .evaluate import Evaluator, Lookup
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
 from .nest import Values, constant_mask, delinearize, loop
@@ -41,6 +41,14 @@ class Contraction:
         self.s = strategy
         self.r = roles(kernel)
         self.op = kernel.domain.anchor
+        self.ops = [self.op]
+        """The products whose sums are in hand when results are stored."""
+        self.outputs = list(range(len(kernel.results)))
+        """The results that are stored then."""
+        self.area = 0
+        """From the sums of one product to those of the next, in the scratch."""
+        self.free: Number = 0
+        """Where the scratch has room for a tile."""
         self.env: dict[int, Index] = {}
         self.width = strategy.columns * strategy.lanes
 
@@ -51,8 +59,11 @@ class Contraction:
         """Parallel range: outer classes, row blocks, lane blocks."""
         counts = [self._size(e, c) for c in self.r.outer]
         counts.append(1 if self.s.row is None else e.math.ceildiv(self._size(e, self.s.row), self._row_block()))
-        counts.append(1 if self.s.lane is None else e.math.ceildiv(self._size(e, self.s.lane), self._lane_block()))
+        counts.append(self._lane_count(e))
         return counts
+
+    def _lane_count(self, e: Evaluator) -> Number:
+        return 1 if self.s.lane is None else e.math.ceildiv(self._size(e, self.s.lane), self._lane_block())
 
     def _row_block(self) -> int:
         """Rows per parallel iteration: some register tiles, so that a panel of B is read from cache."""
@@ -109,7 +120,8 @@ class Contraction:
 
         def row(r: Number, _: Values) -> Values:
             kind = m.vector_type(builders.element_type(self.op.results[0]))  # type: ignore[union-attr]
-            places = [m.add(m.add(corner, m.mul(r, self.width)), j * e.lanes) for j in range(len(lanes))]
+            start = m.add(corner, m.mul(r, self.width))
+            places = [m.add(start, n * self.area + j * e.lanes) for n in range(len(self.ops)) for j in range(len(lanes))]
             sums = [vector.load(kind, self.scratch, [m.value(at)]) for at in places]
             self._store([Index(m.add(first, r))], lanes, masks, sums)
             return []
@@ -228,22 +240,44 @@ class Contraction:
         self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index], stored_from: Number | None = None
     ) -> None:
         """One register tile; rows before `stored_from` are computed, but not stored."""
-        e = self.e
-        e.math.enter()
-        lanes = [Index(0)] if first is None else [Index(e.math.add(first, j * e.lanes), 1) for j in range(len(masks))]
-        start = e.math.splat(e.value(self.op.operands[2], ()))  # type: ignore[union-attr]
-        order = sorted(self.r.reductions, key=lambda c: c in (self.s.pairs, self.s.shared))
-        acc = self._reduce(order, rows, lanes, masks, [start] * (len(rows) * len(lanes)))
-        m = e.math
+        e, m = self.e, self.e.math
+        m.enter()
+        lanes = [Index(0)] if first is None else [Index(m.add(first, j * e.lanes), 1) for j in range(len(masks))]
+        self._finish(lanes, masks, rows, self._sums_of(first, masks, rows), stored_from)
+        m.leave()
+
+    def _sums_of(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> Values | None:
+        """The sums of one register tile; None if they are in the scratch, from `free` on."""
         if self.s.looped_epilogue:
-            for i in range(len(rows)):
-                for j in range(len(lanes)):
-                    vector.store(acc[i * len(lanes) + j], self.scratch, [m.value(i * self.width + j * e.lanes)])
-            done = 0 if stored_from is None else m.sub(stored_from, rows[0].base)
-            self._store_from_scratch(rows[0].base, len(rows), lanes, masks, done)
+            self._sum_into_scratch(first, masks, rows, self.free)
+            return None
+        lanes = [Index(0)] if first is None else [Index(self.e.math.add(first, j * self.e.lanes), 1) for j in range(len(masks))]
+        return self._products(rows, lanes, masks)
+
+    def _finish(
+        self, lanes: list[Index], masks: Sequence[ir.Value | None], rows: list[Index], sums: Values | None, stored_from: Number | None
+    ) -> None:
+        """Store what becomes of the sums of a tile."""
+        if sums is None:
+            done = 0 if stored_from is None else self.e.math.sub(stored_from, rows[0].base)
+            self._store_from_scratch(rows[0].base, len(rows), lanes, masks, done, self.free)
         else:
-            self._store(rows, lanes, masks, acc, stored_from)
-        e.math.leave()
+            self._store(rows, lanes, masks, sums, stored_from)
+
+    def _products(self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None]) -> Values:
+        """The sums of one register tile."""
+        start = self.e.math.splat(self.e.value(self.op.operands[2], ()))  # type: ignore[union-attr]
+        order = sorted(self.r.reductions, key=lambda c: c in (self.s.pairs, self.s.shared))
+        return self._reduce(order, rows, lanes, masks, [start] * (len(rows) * len(lanes)))
+
+    def _sum_into_scratch(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index], corner: Number) -> None:
+        """One register tile, whose sums go to the scratch, from `corner` on."""
+        e, m = self.e, self.e.math
+        lanes = [Index(0)] if first is None else [Index(m.add(first, j * e.lanes), 1) for j in range(len(masks))]
+        acc = self._products(rows, lanes, masks)
+        for i in range(len(rows)):
+            for j in range(len(lanes)):
+                vector.store(acc[i * len(lanes) + j], self.scratch, [m.value(m.add(corner, i * self.width + j * e.lanes))])
 
     def _range(self, c: int) -> tuple[Number, Number]:
         """What a tile walks of a reduction class: from where to where."""
@@ -387,20 +421,9 @@ class Contraction:
         self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values, stored_from: Number | None = None
     ) -> None:
         """The epilogue: every stored value at every point of the tile, computed from the accumulators."""
-        e, op = self.e, self.op
-        assert op is not None
-        table: dict[Point, ir.Value] = {}
-        for i, row in enumerate(rows):
-            for j, lane in enumerate(lanes):
-                self._set(row, lane)
-                table[self._result_point(op)] = acc[i * len(lanes) + j]
-
-        def lookup(point: Point) -> ir.Value:
-            if point not in table:
-                raise CompileError("an epilogue reads the contraction at another place than its own")
-            return table[point]
-
-        e.known = {op.results[0]: lookup}
+        e = self.e
+        each = len(rows) * len(lanes)
+        e.known = {op.results[0]: self._lookup(op, rows, lanes, acc[n * each :]) for n, op in enumerate(self.ops)}  # type: ignore[union-attr]
         for row in rows:
             if stored_from is None:
                 self._store_row(row, lanes, masks)
@@ -414,16 +437,31 @@ class Contraction:
                 e.math.leave()
         e.known = {}
 
+    def _lookup(self, op: ir.Operation, rows: list[Index], lanes: list[Index], acc: Values) -> Lookup:
+        """What `Evaluator.known` asks for the result of a product."""
+        table: dict[Point, ir.Value] = {}
+        for i, row in enumerate(rows):
+            for j, lane in enumerate(lanes):
+                self._set(row, lane)
+                table[self._result_point(op)] = acc[i * len(lanes) + j]
+
+        def lookup(point: Point) -> ir.Value:
+            if point not in table:
+                raise CompileError("an epilogue reads the contraction at another place than its own")
+            return table[point]
+
+        return lookup
+
     def _store_row(self, row: Index, lanes: list[Index], masks: Sequence[ir.Value | None]) -> None:
         e, k = self.e, self.k
         for j, lane in enumerate(lanes):
             self._set(row, lane)
             e.mask = masks[j]
-            for n, v in enumerate(k.results):
-                producer = st.owner(v)
+            for n in self.outputs:
+                producer = st.owner(k.results[n])
                 assert producer is not None
                 point = self._result_point(producer)
-                e.store(self.out[n], point, e.value(v, point))
+                e.store(self.out[n], point, e.value(k.results[n], point))
             e.mask = None
 
     def _result_point(self, op: ir.Operation) -> Point:

@@ -27,11 +27,11 @@ from .nest import Values, lane_loop, loop
 
 def vectorize_dot(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
     """Build the module of a contraction whose strategy has a `dot` class."""
-    emitter = _Dot(kernel, strategy)
+    emitter = Dot(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
-class _Dot(Contraction):
+class Dot(Contraction):
     """As `Contraction`, with another register tile: `rows` x one column at a time."""
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
@@ -43,23 +43,26 @@ class _Dot(Contraction):
     def _prepare(self) -> None:
         self._make_scratch(self.s.rows)
 
-    def _tile(
-        self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index], stored_from: Number | None = None
-    ) -> None:
-        e, m = self.e, self.e.math
-        assert first is not None and self.s.lane is not None
-        e.math.enter()
+    def _sums_of(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> Values:
+        m = self.e.math
         kind = m.vector_type(builders.element_type(self.op.results[0]))  # type: ignore[union-attr]
+        self._sum_into_scratch(first, masks, rows, self.free)
+        return [vector.load(kind, self.scratch, [m.value(m.add(self.free, i * self.width))]) for i in range(len(rows))]
+
+    def _sum_into_scratch(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index], corner: Number) -> None:
+        m = self.e.math
+        assert first is not None
 
         def column(j: Number, _: Values) -> Values:
             for i, total in enumerate(self._sums(rows, Index(m.add(first, j)))):
-                memref.store(total, self.scratch, [m.value(m.add(j, i * self.width))])
+                memref.store(total, self.scratch, [m.value(m.add(corner, m.add(j, i * self.width)))])
             return []
 
-        loop(e, 0, m.minimum(self.width, m.sub(self._size(e, self.s.lane), first)), 1, [], column)
-        sums = [vector.load(kind, self.scratch, [m.value(i * self.width)]) for i in range(len(rows))]
-        self._store(rows, [Index(first, 1)], masks, sums)
-        e.math.leave()
+        loop(self.e, 0, m.minimum(self.width, m.sub(self._columns(), first)), 1, [], column)
+
+    def _columns(self) -> Number:
+        """Of the operand that is one stream."""
+        return self._size(self.e, self.s.lane)  # type: ignore[arg-type]
 
     def _sums(self, rows: list[Index], column: Index) -> list[ir.Value]:
         """One sum per row."""

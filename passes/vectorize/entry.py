@@ -41,7 +41,7 @@ def unpack(context: ir.Value, kinds: Sequence[ir.Type]) -> Slots:
     out = []
     for n, kind in enumerate(kinds, 1):
         if isinstance(kind, ir.RankedTensorType):
-            out.append(_memref(llvm.LoadOp(pointer(), slot(n)).result, storage_type(kind.element_type)))
+            out.append(memref_at(llvm.LoadOp(pointer(), slot(n)).result, storage_type(kind.element_type)))
         elif isinstance(kind, ir.IndexType):
             raw = llvm.LoadOp(i64(), slot(n)).result
             out.append(builtin.unrealized_conversion_cast([kind], [raw]))
@@ -50,7 +50,8 @@ def unpack(context: ir.Value, kinds: Sequence[ir.Type]) -> Slots:
     return status, out
 
 
-def _memref(address: ir.Value, element: ir.Type) -> ir.Value:
+def memref_at(address: ir.Value, element: ir.Type) -> ir.Value:
+    """The memory from an address on, as a 1-D memref."""
     descriptor = ir.Type.parse("!llvm.struct<(ptr, ptr, i64, array<1 x i64>, array<1 x i64>)>")
     value = llvm.PoisonOp(descriptor).result if hasattr(llvm, "PoisonOp") else llvm.UndefOp(descriptor).result
     zero = llvm.ConstantOp(i64(), ir.IntegerAttr.get(i64(), 0)).result

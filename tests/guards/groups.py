@@ -66,6 +66,12 @@ def linears(n: int, d: torch.dtype) -> Iterator[Pair]:
     yield lambda x, w: x @ w, [_r(d, 1, n), _r(d, n, 33)]
 
 
+def siblings(n: int, d: torch.dtype) -> Iterator[Pair]:
+    for rows in (1, 3, n):
+        yield (lambda x, q, k, v: (F.linear(x, q).relu(), F.linear(x, k), F.linear(x, v) + 1)), [_r(d, rows, n), _r(d, n + 1, n), _r(d, 17, n), _r(d, 40, n)]
+        yield lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u), [_r(d, rows, n), _r(d, n + 2, n), _r(d, n + 2, n)]
+
+
 def attention(n: int, d: torch.dtype) -> Iterator[Pair]:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, -1) @ v
@@ -148,7 +154,7 @@ def integers(n: int, d: torch.dtype) -> Iterator[Pair]:
 GROUPS: dict[str, Group] = {
     f.__name__: f
     for f in (
-        elementwise, reductions, normalisations, linears, attention, convolutions, pools, rearranged, gathered, scattered, scans, casts,
-        integers,
+        elementwise, reductions, normalisations, linears, siblings, attention, convolutions, pools, rearranged, gathered, scattered,
+        scans, casts, integers,
     )
 }  # fmt: skip
