@@ -66,7 +66,7 @@ def amx(monkeypatch):
     fake = dataclasses.replace(host, features=tuple(sorted({*host.features, "amx-tile", "amx-bf16", "avx512bf16"})))
     products = []
 
-    def compile_kernels(kernels, target, options, user=None):
+    def compile_kernels(kernels, target, options, files=(), adjustments=None):
         out = []
         for n, k in enumerate(kernels):
             with ir.Context(), ir.Location.unknown():
