@@ -26,6 +26,8 @@ class Replay:
 
     input: int
     steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]
+    strided: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+    """Shape, strides, and elements from the first one of the input, where these numbers say all: one op in place of several."""
 
 
 def aliases_of_inputs(n_outputs: int) -> dict[int, int]:
@@ -52,7 +54,17 @@ def replay_of(output: torch.fx.Node, place: torch.fx.Node, number: int) -> Repla
     same_sizes = len(root.shape) == len(value.shape) and all(same(normal(a), normal(b)) for a, b in zip(root.shape, value.shape))
     if root.dtype != value.dtype or not same_sizes or not steps:
         return None
-    return Replay(number, steps[::-1])
+    return Replay(number, steps[::-1], _strided(output.meta["val"], value) if n is place else None)
+
+
+def _strided(output: torch.Tensor, place: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+    """The view of an input as it is in the call; None if numbers are symbols, or the elements are another type's or other values."""
+    geometry = [tuple(map(normal, x)) for t in (place, output) for x in (t.shape, t.stride(), (t.storage_offset(),))]
+    kind = [(t.dtype, t.is_conj(), t.is_neg()) for t in (place, output)]
+    if kind[0] != kind[1] or any(not isinstance(x, int) for part in geometry for x in part):
+        return None
+    _, _, (first,), shape, strides, (offset,) = geometry
+    return shape, strides, offset - first  # type: ignore[operator, return-value]
 
 
 def _is_view(n: torch.fx.Node) -> bool:
@@ -74,6 +86,14 @@ def _expr(value: Any) -> Any:
 
 def replayer(replay: Replay, symbols: Sequence[sympy.Symbol]) -> Callable[[list[Any], Sequence[int]], torch.Tensor]:
     """A function from the arguments of a call, and the values of `symbols`, to the view."""
+    if replay.strided is not None:
+        shape, strides, offset = replay.strided
+
+        def part(args: list[Any], sizes: Sequence[int]) -> torch.Tensor:
+            base = args[replay.input]
+            return base.as_strided(shape, strides, base.storage_offset() + offset)
+
+        return part
     leaves, tree = pytree.tree_flatten([(args, kwargs) for _, args, kwargs in replay.steps])
     targets = [t for t, _, _ in replay.steps]
     places = [i for i, x in enumerate(leaves) if isinstance(x, sympy.Basic)]

@@ -125,6 +125,24 @@ def test_storage_offsets_that_change():
         agree(lambda x: x.as_strided((2, 3), (4, 2)) + 1, x, ours=f)
 
 
+def test_views_of_an_input_that_moves():
+    """A graph of views alone, compiled for an input at one offset of its storage and called with others."""
+
+    def f(x):
+        return x[1:, ::2], x.t(), x.view(-1)[3:].unflatten(0, (3, 3)), x[2].expand(5, -1)
+
+    base = torch.arange(40.0)
+    ours = agree(f, base[2:14].view(3, 4))
+    for first in (0, 2, 7):
+        x = base[first : first + 12].view(3, 4)
+        agree(f, x, ours=ours)
+        assert all(v.untyped_storage().data_ptr() == base.untyped_storage().data_ptr() for v in ours(x))
+    x = torch.randn(4, 6, dtype=torch.complex64)
+    for g in (lambda x: (x.conj().t(), x.real[1:]), lambda x: (x.conj().imag[:, 1:], x[1:].conj())):
+        agree(g, x)
+        agree(g, x.conj())
+
+
 def test_results_keep_their_values():
     """Nothing that a call returned changes in later calls, and nothing points into memory that is reused."""
     f = compiled(lambda x: (x @ x.t(), x.exp()[1:], x.softmax(-1).t(), x.sort()[0], torch.cat([x, x]).split(20)))
