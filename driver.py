@@ -84,7 +84,7 @@ def compile_kernel(
         user.run_after("vector", vectors, see)
         PassManager.parse("builtin.module(canonicalize,cse)").run(vectors.operation)
         expand_math(vectors)
-        round_in_place(vectors)
+        round_in_place(vectors, target)
         see("math", vectors)
         user.run_after("math", vectors, see)
         llvm_text = lower_to_llvm_ir(vectors, observer, locations=locations)

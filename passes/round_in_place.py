@@ -1,4 +1,4 @@
-"""A value that is rounded to bf16 and widened again stays in its 32 bits.
+"""Roundings to bf16, in 32 bits.
 
     %b = truncf %x : f32 to bf16                %r = bitcast((bits(%x) + 0x7fff + odd) & 0xffff0000) : f32
     %y = extf %b : bf16 to f32          ->      ... %r for %y
@@ -6,15 +6,27 @@
 
 Between the ops of a fused group there is a rounding, as eager mode has it; narrowing to 16 bits and widening again took twice
 the instructions of the rounding itself. What is exact already (the larger of two widened bf16, its negative) is not rounded
-at all. Runs after `expand_math`, which looks at roundings.
+at all. The CPU's own instruction, vcvtneps2bf16, flushes denormals, so it is integers that are added; where the CPU adds products
+of 16-bit numbers to 32 bits (VNNI), one instruction adds both 0x7fff and the last bit that stays:
+
+    vpternlogd  t = x & 0x10000 | 0x7fff
+    vpdpwssd    x = x + t.low * 1 + t.high * 1
+
+Runs after `expand_math`, which looks at roundings.
 """
 
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 
+from ..dialects import builders
 from ..dialects.math_expansions.num import Num, constants_at_start_of, element_type, select, with_element
-from ..dialects.mlir import arith, ir
+from ..dialects.mlir import arith, ir, llvm, vector
+from .nan_payloads import may_have_payloads
+
+if TYPE_CHECKING:
+    from ..lowering.target import Target
 
 PASS_NAME = "mlirc-round-in-place"
 
@@ -26,7 +38,7 @@ _KEEP_EXACT = {
 NAN = 0x7FC00000
 
 
-def round_in_place(module: ir.Module) -> None:
+def round_in_place(module: ir.Module, target: Target) -> None:
     """Rewrite the roundings of every function, in program order."""
     with module.context:
         for function in module.body.operations:
@@ -39,12 +51,13 @@ def round_in_place(module: ir.Module) -> None:
 
             function.operation.walk(collect)
             if found:
+                rounding = _Rounding(may_have_payloads(function.operation), target.lanes(32) if target.has_vnni else None)
                 exact: dict[ir.Value, bool] = {}
                 dead: list[ir.Operation] = []
                 with constants_at_start_of(function.regions[0].blocks[0]):
                     for op in found:
                         with ir.InsertionPoint(op), op.location:
-                            _rewrite(op, exact, dead)
+                            _rewrite(op, exact, dead, rounding)
                 # Not sooner: a new value may get the address of an erased one, and with it what is known about that.
                 for op in dead:
                     op.erase()
@@ -54,25 +67,22 @@ def _element(value: ir.Value, kind: type) -> bool:
     return isinstance(element_type(value.type), kind)
 
 
-def _rewrite(op: ir.Operation, exact: dict[ir.Value, bool], dead: list[ir.Operation]) -> None:
+def _rewrite(op: ir.Operation, exact: dict[ir.Value, bool], dead: list[ir.Operation], rounding: _Rounding) -> None:
     x, narrow = op.operands[0], op.results[0]
     widened = [w for use in narrow.uses if (w := use.owner.operation).name == "arith.extf" and _element(w.results[0], ir.F32Type)]
+    others = [use.owner.operation for use in narrow.uses if use.owner.operation not in widened]
     if not _is_exact(x, exact):
-        if not widened:
-            return
-        x = _rounded(Num(x)).value
-        exact[x] = True
+        x = rounding.nearest(Num(x), masked=bool(widened)).value
+        exact[x] = bool(widened)
     for w in widened:
         w.results[0].replace_all_uses_with(x)
         dead.append(w)
-    others = [use.owner.operation for use in narrow.uses]
-    if any(user not in widened for user in others):
+    if others:
         half = _upper_half(x)
         for user in others:
-            if user not in widened:
-                for i, v in enumerate(user.operands):
-                    if v == narrow:
-                        user.operands[i] = half
+            for i, v in enumerate(user.operands):
+                if v == narrow:
+                    user.operands[i] = half
     dead.append(op)
 
 
@@ -104,12 +114,58 @@ def _is_bf16(number: float) -> bool:
     return number == number and struct.unpack("<I", struct.pack("<f", number))[0] & 0xFFFF == 0
 
 
-def _rounded(x: Num) -> Num:
-    """The nearest bf16, ties to even, as an f32; any NaN becomes the quiet one."""
-    bits = x.bits()
-    odd = bits.shift_right_unsigned(16) & 1
-    nearest = (bits + 0x7FFF + odd) & 0xFFFF0000
-    return select(x.compare("UNO", x), bits.like(NAN), nearest).as_float()
+class _Rounding:
+    """To the nearest bf16, ties to even. `payloads`: whether NaNs may have bits in their lower half; `dot`: lanes of an instruction
+    that adds products of 16-bit numbers, if there is one."""
+
+    def __init__(self, payloads: bool, dot: int | None) -> None:
+        self.payloads = payloads
+        self.dot = dot
+
+    def nearest(self, x: Num, masked: bool) -> Num:
+        """The nearest bf16 as an f32; not `masked`, only its upper half. NaN stays NaN, and loses its payload if it may have one."""
+        bits = x.bits()
+        nearest = self._with_products(bits)
+        if nearest is None:
+            odd = bits.shift_right_unsigned(16) & 1
+            nearest = bits + 0x7FFF + odd
+        if masked:
+            nearest = nearest & 0xFFFF0000
+        if self.payloads:
+            nearest = select(x.compare("UNO", x), bits.like(NAN), nearest)
+        return nearest.as_float()
+
+    def _with_products(self, bits: Num) -> Num | None:
+        """The sum by `vpdpwssd`; None where there is no such instruction for vectors of this size."""
+        kind, n = bits.type, self.dot
+        if n is None or not isinstance(kind, ir.VectorType) or kind.rank != 1 or kind.shape[0] % n:
+            return None
+        last = (bits & 0x10000) | 0x7FFF
+        i16 = ir.VectorType.get([2 * n], ir.IntegerType.get_signless(16))
+        ones = builders.constant(i16, 1)
+        parts = []
+        for at in range(0, kind.shape[0], n):
+            x, t = (_part(v.value, at, n) for v in (bits, last))
+            parts.append(
+                llvm.call_intrinsic(x.type, f"llvm.x86.avx512.vpdpwssd.{32 * n}", [x, vector.bitcast(i16, t), ones], [], [])
+            )
+        return Num(_joined(parts))
+
+
+def _part(x: ir.Value, at: int, n: int) -> ir.Value:
+    """`n` lanes of a vector."""
+    if x.type.shape[0] == n:
+        return x
+    kind = ir.VectorType.get([n], x.type.element_type)
+    return vector.extract_strided_slice(kind, x, [at], [n], [1])
+
+
+def _joined(parts: list[ir.Value]) -> ir.Value:
+    """Vectors one behind the other."""
+    while len(parts) > 1:
+        lanes = 2 * parts[0].type.shape[0]
+        parts = [vector.shuffle(a, b, list(range(lanes))) for a, b in zip(parts[::2], parts[1::2])]
+    return parts[0]
 
 
 def _upper_half(x: ir.Value) -> ir.Value:

@@ -6,17 +6,18 @@ import pytest
 import torch
 
 from mlirc.dialects.mlir import ir
+from mlirc.lowering.target import Target
 from mlirc.passes.round_in_place import round_in_place
 from mlirc.tests.frontend.elementwise import matches
 
 WIDE, NARROW = "vector<16xf32>", "vector<16xbf16>"
 
 
-def rewritten(body: str, result: str = NARROW) -> list[str]:
+def rewritten(body: str, result: str = NARROW, target: str = "x86-64-v4") -> list[str]:
     """The names of the ops but for constants."""
     with ir.Context():
         module = ir.Module.parse(f"func.func @k(%x: {WIDE}, %y: {WIDE}, %b: {NARROW}) -> {result} {{\n{body}\n}}")
-        round_in_place(module)
+        round_in_place(module, Target.parse(target))
         assert module.operation.verify()
         ops = [o.operation.name for o in module.body.operations[0].regions[0].blocks[0].operations]
     return [n.split(".")[1] for n in ops if n != "arith.constant"]
@@ -48,11 +49,42 @@ def test_relu_of_a_bf16_needs_no_rounding():
 @pytest.mark.parametrize("number", ["1.001", "0x7FC00001"])
 def test_a_constant_may_need_rounding(number):
     body = widen("%w", "%b") + f"%z = arith.constant dense<{number}> : {WIDE}\n%m = arith.maximumf %w, %z : {WIDE}\n"
-    assert "truncf" in rewritten(body + narrow("%o", "%m") + f"return %o : {NARROW}")
+    assert "addi" in rewritten(body + narrow("%o", "%m") + f"return %o : {NARROW}")
 
 
-def test_a_rounding_that_is_only_stored_stays():
-    assert rewritten(narrow("%o", "%x") + f"return %o : {NARROW}") == ["truncf", "return"]
+def test_a_rounding_that_is_only_stored_is_not_masked():
+    ops = rewritten(narrow("%o", "%x") + f"return %o : {NARROW}")
+    assert ops == [*"bitcast shrui andi addi addi cmpf select bitcast bitcast shrui trunci bitcast return".split()]
+
+
+def test_one_instruction_adds_what_rounds():
+    ops = rewritten(narrow("%o", "%x") + f"return %o : {NARROW}", target="znver4")
+    assert "call_intrinsic" in ops and "addi" not in ops
+
+
+SUM = """
+func.func @k(%m: memref<?xELEMENT>, %n: memref<?xELEMENT>, %i: index, %o: memref<?xbf16>) {
+  %x = vector.load %m[%i] : memref<?xELEMENT>, vector<16xELEMENT>
+  %y = vector.load %n[%i] : memref<?xELEMENT>, vector<16xELEMENT>
+  WIDEN
+  %s = arith.addf %a, %b : vector<16xf32>
+  %r = arith.truncf %s : vector<16xf32> to vector<16xbf16>
+  vector.store %r, %o[%i] : memref<?xbf16>, vector<16xbf16>
+  return
+}"""
+
+
+@pytest.mark.parametrize(("element", "widen", "looks"), [
+    ("bf16", "%a = arith.extf %x : vector<16xbf16> to vector<16xf32>\n%b = arith.extf %y : vector<16xbf16> to vector<16xf32>", False),
+    ("f16", "%a = arith.extf %x : vector<16xf16> to vector<16xf32>\n%b = arith.extf %y : vector<16xf16> to vector<16xf32>", True),
+    ("i32", "%a = arith.sitofp %x : vector<16xi32> to vector<16xf32>\n%b = arith.sitofp %y : vector<16xi32> to vector<16xf32>", False),
+    ("i32", "%a = arith.bitcast %x : vector<16xi32> to vector<16xf32>\n%b = arith.bitcast %y : vector<16xi32> to vector<16xf32>", True),
+])  # fmt: skip
+def test_nan_is_looked_for_where_it_may_have_a_payload(element, widen, looks):
+    with ir.Context():
+        module = ir.Module.parse(SUM.replace("WIDEN", widen).replace("ELEMENT", element))
+        round_in_place(module, Target.parse("x86-64-v4"))
+        assert ("cmpf" in str(module)) == looks
 
 
 def test_all_bit_patterns():
