@@ -11,7 +11,7 @@ from torch._prims_common import elementwise_dtypes
 
 from ...dialects import own
 from ...dialects.mlir import arith, ir, math
-from ..dtypes import compute_dtype, scalar
+from ..dtypes import cast, compute_dtype, scalar
 from ..extents import normal
 from ..graph_builder import GraphBuilder, Operand, Scalar, T
 from ..registry import Unsupported, lowers
@@ -34,6 +34,16 @@ def meta(x: Any) -> Any:
 def promote(raw: list[Any], kind: Kind = Kind.DEFAULT) -> torch.dtype:
     """The dtype to compute in, as ATen's type promotion of the FX node's arguments has it."""
     return compute_dtype(elementwise_dtypes(*map(meta, raw), type_promotion_kind=kind)[0])
+
+
+def _of_tensors(raw: list[Any], body: Body) -> Body:
+    """`body` on arguments rounded to the 16-bit type that they share in ATen, for ops that jump where a number is a little larger:
+    ATen's scalars have the dtype of the tensors there, `x > 0.1` compares with what 0.1 is in bf16."""
+    common = elementwise_dtypes(*map(meta, raw), type_promotion_kind=Kind.DEFAULT)[1]
+    if not common.is_floating_point or common.itemsize > 2:
+        return body
+    given = [getattr(meta(x), "dtype", None) == common for x in raw]
+    return lambda d, *v: body(d, *(x if same else cast(cast(x, d, common), common, d) for x, same in zip(v, given)))
 
 
 def out_shape(node: torch.fx.Node) -> tuple[Any, ...]:
@@ -129,6 +139,7 @@ BINARY_FLOAT: dict[Any, Body] = {
     aten.hypot.default: s.hypot,
     aten.ldexp.Tensor: lambda d, x, y: arith.mulf(x, math.exp2(y)),
 }
+JUMPS = (s.remainder, s.fmod)
 COMPARE: dict[Any, Body] = {getattr(aten, p): s.compare(p) for p in ("eq", "ne", "lt", "le", "gt", "ge")} | {
     aten.isnan.default: s.isnan,
     aten.isinf.default: s.isinf,
@@ -151,7 +162,9 @@ def _register(table: dict[Any, Body], kind: Kind) -> None:
         def lowering(b: GraphBuilder, node: Any, *args: Any, _body: Body = body, **kwargs: Any) -> T:
             if kwargs:
                 raise Unsupported(f"{node.target} with {', '.join(kwargs)}")
-            return apply(b, node, list(args), list(node.args), kind, _body)
+            raw = list(node.args)
+            jumps = kind == Kind.ALWAYS_BOOL or _body in JUMPS
+            return apply(b, node, list(args), raw, kind, _of_tensors(raw, _body) if jumps else _body)
 
         lowers(op)(lowering)
 

@@ -140,6 +140,22 @@ def test_with_numbers(dtype):
     matches(lambda x: [f(x) for f in functions], x, factor=2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("op", [torch.remainder, torch.fmod, torch.gt, torch.le, torch.eq])
+def test_numbers_have_the_dtype_of_the_tensors_where_a_little_more_is_much(op, dtype):
+    """The nearest bf16 of 0.3333 is larger: `x > 0.3333` is false for it."""
+    near = torch.tensor(0.3333, dtype=dtype)
+    x = torch.cat([near[None], -near[None], near * torch.arange(1, 40), torch.rand(200).add(0.01)]).to(dtype)
+
+    def f(x, number):
+        return op(x, 0.3333), op(x, torch.tensor(0.3333)), op(x, number)
+
+    for expected, got in zip(f(x, 0.3333), torch.compile(f, backend="mlirc", dynamic=True)(x, 0.3333)):
+        assert torch.equal(expected, got)
+    if op in (torch.remainder,):
+        assert torch.equal(torch.compile(lambda x: op(0.3333, x), backend="mlirc")(x), op(0.3333, x))
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_type_promotion_and_broadcasting(dynamic):
     x, j, m = torch.randn(3, 17), torch.randint(1, 9, (17,)), torch.randn(3, 1) > 0
