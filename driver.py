@@ -26,6 +26,7 @@ from .lowering.target import Target
 from .lowering.to_llvm import first_line, lower_to_llvm_ir
 from .options import Options
 from .passes import structure as st
+from .passes.even_odd import even_odd
 from .passes.expand_math import expand_math
 from .passes.registry import NOTHING, UserCode, UserFile, files_key, line_in, load, read_files
 from .passes.round_in_place import round_in_place
@@ -85,6 +86,7 @@ def compile_kernel(
         PassManager.parse("builtin.module(canonicalize,cse)").run(vectors.operation)
         expand_math(vectors)
         round_in_place(vectors, target)
+        even_odd(vectors, target.lanes(16))
         see("math", vectors)
         user.run_after("math", vectors, see)
         llvm_text = lower_to_llvm_ir(vectors, observer, locations=locations)

@@ -191,9 +191,9 @@ def _impossible_depth(kernel: KernelFunction, model: ContractionStrategy, s: Con
 
 
 def _impossible_loops(kernel: KernelFunction, target: Target, model: LoopStrategy, s: LoopStrategy) -> str:
-    most = lanes(kernel, target)
+    most = max(lanes(kernel, target), model.lanes)
     if s.lanes > most or s.lanes & (s.lanes - 1) or s.lanes < 4:
-        valid = ", ".join(str(n) for n in (4, 8, 16) if n <= most)
+        valid = ", ".join(str(n) for n in (4, 8, 16, 32) if n <= most)
         return f"lanes={s.lanes} is impossible for this kernel; valid: {valid}"
     if s.lanes != model.lanes and (model.transposed is not None or model.pairs is not None):
         return f"lanes={s.lanes} is impossible for this kernel, which transposes blocks in registers; valid: {model.lanes}"

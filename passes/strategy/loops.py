@@ -91,13 +91,17 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     if transposed is not None:
         outer.append(transposed)
         unroll, why_unroll = 1, "blocks are transposed in registers"
+    split = _split(kernel, lane, rows, inner, sizes, ops, n * unroll)
+    if split is None and lane is not None and pairs is None and transposed is None and _half_width(kernel, target, lane, sizes):
+        n, unroll = 2 * n, max(1, unroll // 2)
     why = _why(target, work) | {"unroll": why_unroll, "lane": "most accesses are contiguous along it"}
     if transposed is not None:
         why["transposed"] = "loads are contiguous along it, stores are not"
     together = _rows_together(lane, rows, inner, sizes, ops)
     if together > 1:
         why["rows"] = "short rows that are reduced along the lanes"
-    split = _split(kernel, lane, rows, inner, sizes, ops, n * unroll)
+    if n > lanes(kernel, target):
+        why["lanes"] += " of bf16, computed as the even lanes and the odd ones"
     if split is not None:
         why["split"] = f"few results of {known(sizes[split.along])} elements and more"
         return LoopStrategy(
@@ -108,6 +112,22 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
         n, unroll, lane, parallel, outer, inner, {c: m for c, m in merged.items() if c in (*rows, *inner)},
         transposed, max(1, WORK_PER_THREAD // max(work, 1)), d.kind, pairs, together, why=why,
     )
+
+
+def _half_width(kernel: KernelFunction, target: Target, lane: int, sizes: list[object]) -> bool:
+    """Whether to walk in vectors that are full of bf16, two of f32: what is in memory is bf16 and contiguous, and computed in f32."""
+    tensors = [v for v in (*kernel.arguments, *kernel.results) if st.is_tensor(v)]
+    if not all(isinstance(builders.element_type(v), ir.BF16Type) for v in tensors):
+        return False
+    if not all(a.steps.get(lane, 0) in (0, 1) for a in kernel.accesses.items) or lane in kernel.accesses.fixed:
+        return False
+    bodies = [op for op in kernel.domain.loops if op.name == "linalg.generic"]
+    inner = [st.operation(o) for op in bodies for o in op.regions[0].blocks[0].operations]
+    if not any(o.name == "arith.extf" for o in inner) or any("f64" in str(r.type) for o in inner for r in o.results):
+        return False
+    n, size = lanes(kernel, target), sizes[lane]
+    # Not where half of the last vector would be past the end, and that is much.
+    return not isinstance(size, int) or size > 4 * n or -(-size // n) % 2 == 0
 
 
 def _why(target: Target, work: int) -> dict[str, str]:

@@ -21,6 +21,7 @@ from ...dialects import builders
 from ...dialects.mlir import arith, ir, memref, vector
 from ...errors import CompileError
 from .. import structure as st
+from ..even_odd import ANY_ORDER
 from ..strategy import LoopStrategy, transposes
 from . import entry
 from .evaluate import Evaluator, Memory, Tile, storage_type
@@ -274,6 +275,7 @@ class Loops:
             element = builders.element_type(v)
             kind = ir.MemRefType.get([step + self.s.lanes], storage_type(element))
             place = memref.AllocaOp(kind, [], [], alignment=64).result
+            place.owner.operation.attributes[ANY_ORDER] = ir.UnitAttr.get()
             dynamic = ir.MemRefType.get([builders.DYNAMIC], storage_type(element))
             buffers[v] = Memory(memref.cast(dynamic, place), [strides[c] for c in self.s.inner], element)
 

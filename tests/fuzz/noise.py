@@ -28,7 +28,7 @@ EXACT = frozenset(
 )
 # Their sums go in any order, or with products that are not rounded: an error of the terms, not only of the result.
 ACCUMULATING = frozenset(
-    """sum mean var var_mean std std_mean mm bmm addmm baddbmm mv dot convolution convolution_backward cumsum cumprod prod logsumexp norm
+    """sum nansum mean var var_mean std std_mean mm bmm addmm baddbmm mv dot convolution convolution_backward cumsum cumprod prod logsumexp norm
     linalg_vector_norm native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
     native_batch_norm native_batch_norm_backward _native_batch_norm_legit cudnn_batch_norm _softmax _log_softmax
     _softmax_backward_data _log_softmax_backward_data avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d index_add scatter_add
