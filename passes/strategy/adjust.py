@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ...dialects import builders
 from ...errors import OptionError
 from .common import known, lanes
-from .contractions import ContractionStrategy, panel_step, sum_registers
+from .contractions import ContractionStrategy, panel_step, short_tile, sum_registers
 from .loops import LoopStrategy
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value]) -> Strategy | str
     grain = max(1, strategy.grain * before // area) if "grain" not in fields else new.grain
     if new.depth is None and strategy.depth is not None and "group" not in fields:
         new = replace(new, group=1)
-    return replace(new, short_rows=1 << (-(-new.rows // 2) - 1).bit_length(), grain=grain)
+    return replace(new, short_rows=short_tile(new.rows), grain=grain)
 
 
 def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strategy) -> str:

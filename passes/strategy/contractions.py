@@ -50,7 +50,7 @@ class ContractionStrategy:
     """Whether the blocks of lanes are the outermost loop, so that a panel of the packed operand serves the whole image before the
     next one is loaded; else the outer classes are, and all panels serve one of their rows."""
     short_rows: int = 1
-    """The height of the second register tile where the number of rows is a symbol: a power of two, at least half of `rows`."""
+    """The height of the second register tile where the number of rows is a symbol, which does fewer rows as well."""
     looped_epilogue: bool = False
     """Whether the epilogue is a loop over the rows of a tile, which are stored for it, instead of code for each of them."""
     row_tiles: int = 4
@@ -106,7 +106,6 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     why["row_tiles"] = "of a parallel iteration, which share a panel"
     if dot is None and not tiles:
         row_tiles, depth, group = _depth(kernel, r, rows, columns * n, target.caches, why)
-    short = 1 << (-(-rows // 2) - 1).bit_length()
     ops = _epilogue_ops(kernel)
     looped = rows * columns > 4 and dot is None and ops > LONG_EPILOGUE
     why["looped_epilogue"] = f"about {ops} ops for an element of the result; above {LONG_EPILOGUE} one copy of them serves all rows"
@@ -117,7 +116,7 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
         first, why["lanes_first"] = True, "the weights of a block of channels are in registers"
     return ContractionStrategy(
         lanes=n, rows=rows, columns=columns, row=r.row, lane=r.lane, dot=dot, unroll=unroll, dot_pairs=dot_pairs, pairs=pairs, tiles=tiles,
-        shared=shared, row_tiles=row_tiles, depth=depth, group=group, lanes_first=first, short_rows=short, looped_epilogue=looped,
+        shared=shared, row_tiles=row_tiles, depth=depth, group=group, lanes_first=first, short_rows=short_tile(rows), looped_epilogue=looped,
         grain=grain, why=why,
     )  # fmt: skip
 
@@ -322,6 +321,15 @@ def row_tile(size: object, limit: int) -> int:
         if size % rows == 0:
             return rows
     return -(-size // max(1, -(-size // limit)))
+
+
+def short_tile(rows: int) -> int:
+    """Rows of the second tile, beside one of `rows`, where their number is a symbol.
+
+    Two of them hold what is left after whole tiles, and one row more: then a rest of one or two rows, whose few sums wait for one
+    another, gets the rows of a whole tile, in two tiles.
+    """
+    return min(rows, -(-rows // 2) + 1)
 
 
 def _dot(kernel: KernelFunction, r: Roles) -> int | None:

@@ -25,7 +25,7 @@ from . import entry
 from .evaluate import Evaluator, Lookup
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
-from .nest import Values, constant_mask, delinearize, loop
+from .nest import Values, constant_mask, delinearize, each_row, loop
 from .roles import roles
 
 
@@ -49,6 +49,8 @@ class Contraction:
         """From the sums of one product to those of the next, in the scratch."""
         self.free: Number = 0
         """Where the scratch has room for a tile."""
+        self.count: Number | None = None
+        """How many rows of a tile there are, where that is known at run time only: at least one."""
         self.env: dict[int, Index] = {}
         self.width = strategy.columns * strategy.lanes
 
@@ -113,9 +115,9 @@ class Contraction:
         self.scratch = memref.cast(ir.MemRefType.get([builders.DYNAMIC], element), place)
 
     def _store_from_scratch(
-        self, first: Number, rows: Number, lanes: list[Index], masks: Sequence[ir.Value | None], skipped: Number = 0, corner: Number = 0
+        self, first: Number, rows: Number, lanes: list[Index], masks: Sequence[ir.Value | None], corner: Number = 0
     ) -> None:
-        """The epilogue of `rows` rows from `first` on, but for the `skipped` first ones, on the sums in the scratch, from `corner` on."""
+        """The epilogue of `rows` rows from `first` on, on the sums in the scratch, from `corner` on."""
         e, m = self.e, self.e.math
 
         def row(r: Number, _: Values) -> Values:
@@ -126,7 +128,7 @@ class Contraction:
             self._store([Index(m.add(first, r))], lanes, masks, sums)
             return []
 
-        loop(e, skipped, rows, 1, [], row)
+        loop(e, 0, rows, 1, [], row)
 
     def _lanes(self, first: Number, row_block: Number) -> None:
         """One block of lanes: full, or the last one under a mask."""
@@ -195,11 +197,10 @@ class Contraction:
             for rows in dict.fromkeys(n for n in (self.s.rows, rest) if n):
                 lo = tiles(lo, hi, rows)
             return
-        lo = self._whole_tiles(lo, hi, tiles)
-        self._short_tiles(lo, hi, size, first, masks, tiles)
+        self._short_tiles(self._whole_tiles(lo, hi, tiles), hi, first, masks)
 
     def _whole_tiles(self, lo: Number, hi: Number, tiles: Callable[[Number, Number, int], Number]) -> Number:
-        """Full tiles, and one less of them where two of half height take its rows and the rest."""
+        """Full tiles, and one less of them where two short ones take its rows and the rest."""
         m, rows = self.e.math, self.s.rows
         left = m.sub(hi, lo)
         fitting = m.value(m.floordiv(left, rows))
@@ -209,41 +210,27 @@ class Contraction:
         count = arith.select(even, fitting, spared)
         return tiles(lo, m.add(lo, m.mul(count, rows)), rows)
 
-    def _short_tiles(
-        self, lo: Number, hi: Number, size: Number, first: Number | None, masks: Sequence[ir.Value | None],
-        tiles: Callable[[Number, Number, int], Number],
-    ) -> None:
-        """Tiles of half height; the last one reaches back over rows that are done, and leaves them as they are."""
-        m, rows = self.e.math, self.s.short_rows
-        enough = arith.cmpi(arith.CmpIPredicate.sge, m.value(size), m.value(rows))
-        branch = scf.IfOp(enough, has_else=True)
-        with ir.InsertionPoint(branch.then_block):
-            m.enter()
+    def _short_tiles(self, lo: Number, hi: Number, first: Number | None, masks: Sequence[ir.Value | None]) -> None:
+        """One tile of the rows that are left, or two of about as many each: one code for all heights."""
+        m, most = self.e.math, self.s.short_rows
+        left = m.sub(hi, lo)
+        fits = arith.cmpi(arith.CmpIPredicate.sle, m.value(left), m.value(most))
+        height = arith.select(fits, m.value(left), m.value(m.ceildiv(left, 2)))
 
-            def step(i: Number, _: Values) -> Values:
-                start = m.minimum(i, m.sub(hi, rows))
-                self._tile(first, masks, [Index(m.add(start, r)) for r in range(rows)], i)
-                return []
+        def step(i: Number, _: Values) -> Values:
+            self.count = m.minimum(m.sub(hi, i), height)
+            self._tile(first, masks, [Index(m.add(i, r)) for r in range(most)])
+            self.count = None
+            return []
 
-            loop(self.e, lo, hi, rows, [], step)
-            scf.YieldOp([])
-            m.leave()
-        with ir.InsertionPoint(branch.else_block):
-            m.enter()
-            while rows > 1:
-                rows //= 2
-                lo = tiles(lo, hi, rows)
-            scf.YieldOp([])
-            m.leave()
+        loop(self.e, lo, hi, m.maximum(height, 1), [], step)
 
-    def _tile(
-        self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index], stored_from: Number | None = None
-    ) -> None:
-        """One register tile; rows before `stored_from` are computed, but not stored."""
+    def _tile(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> None:
+        """One register tile."""
         e, m = self.e, self.e.math
         m.enter()
         lanes = [Index(0)] if first is None else [Index(m.add(first, j * e.lanes), 1) for j in range(len(masks))]
-        self._finish(lanes, masks, rows, self._sums_of(first, masks, rows), stored_from)
+        self._finish(lanes, masks, rows, self._sums_of(first, masks, rows))
         m.leave()
 
     def _sums_of(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> Values | None:
@@ -254,15 +241,16 @@ class Contraction:
         lanes = [Index(0)] if first is None else [Index(self.e.math.add(first, j * self.e.lanes), 1) for j in range(len(masks))]
         return self._products(rows, lanes, masks)
 
-    def _finish(
-        self, lanes: list[Index], masks: Sequence[ir.Value | None], rows: list[Index], sums: Values | None, stored_from: Number | None
-    ) -> None:
+    def _finish(self, lanes: list[Index], masks: Sequence[ir.Value | None], rows: list[Index], sums: Values | None) -> None:
         """Store what becomes of the sums of a tile."""
         if sums is None:
-            done = 0 if stored_from is None else self.e.math.sub(stored_from, rows[0].base)
-            self._store_from_scratch(rows[0].base, len(rows), lanes, masks, done, self.free)
+            self._store_from_scratch(rows[0].base, self._present(rows), lanes, masks, self.free)
         else:
-            self._store(rows, lanes, masks, sums, stored_from)
+            self._store(rows, lanes, masks, sums)
+
+    def _present(self, rows: list[Index]) -> Number:
+        """How many rows there are."""
+        return len(rows) if self.count is None else self.count
 
     def _products(self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None]) -> Values:
         """The sums of one register tile."""
@@ -294,13 +282,12 @@ class Contraction:
                 self.env[classes[0]] = Index(i)
                 return self._reduce(classes[1:], rows, lanes, masks, values)
 
+            m = self.e.math
             begin, size = self._range(classes[0])
             if classes[0] != self.s.pairs:
                 return loop(self.e, begin, size, 1, acc, step)
-            if not isinstance(size, int):  # a block of pairs
-                return loop(self.e, begin, size, 2, acc, step)
-            acc = loop(self.e, begin, size - size % 2, 2, acc, step)
-            if size % 2:
+            acc = loop(self.e, m.floordiv(begin, 2), m.floordiv(size, 2), 1, acc, lambda i, values: step(m.mul(i, 2), values))
+            if isinstance(size, int) and size % 2:  # blocks are even
                 self.env[classes[0]] = Index(size - 1)
                 acc = self._multiply_pairs(rows, lanes, acc, half=True)
             return acc
@@ -308,10 +295,13 @@ class Contraction:
             return self._multiply_pairs(rows, lanes, acc)
         e = self.e
         e.math.enter()
-        out = list(acc)
-        for i, row in enumerate(rows):
+
+        def multiply(row: Index, sums: Values) -> Values:
             for j, lane in enumerate(lanes):
-                self._multiply(i * len(lanes) + j, row, lane, masks[j], out)
+                self._multiply(j, row, lane, masks[j], sums)
+            return sums
+
+        out = each_row(e, self.count, rows, acc, multiply)
         e.math.leave()
         return out
 
@@ -332,12 +322,25 @@ class Contraction:
         steps = next(a.steps for a in self.k.accesses.items if a.op == self.op and not a.store and a.steps.get(self.s.row))  # type: ignore[arg-type]
         stride = steps[self.s.row] // steps[taps]  # type: ignore[index, operator]
         out = list(acc)
-        self.e.math.enter()
+        e = self.e
+        e.math.enter()
+
+        def multiply(row: Index, sums: Values) -> Values:
+            for tap in range(size):
+                self.env[taps] = Index(tap)
+                for j, lane in enumerate(lanes):
+                    self._multiply(j, row, lane, masks[j], sums)
+            return sums
+
+        if self.count is not None:
+            out = each_row(e, self.count, rows, acc, multiply)
+            e.math.leave()
+            return out
         for i, tap in sorted(((i, tap) for i in range(len(rows)) for tap in range(size)), key=lambda p: p[0] * stride + p[1]):
             self.env[taps] = Index(tap)
             for j, lane in enumerate(lanes):
                 self._multiply(i * len(lanes) + j, rows[i], lane, masks[j], out)
-        self.e.math.leave()
+        e.math.leave()
         return out
 
     def _multiply_pairs(self, rows: list[Index], lanes: list[Index], acc: Values, half: bool = False) -> Values:
@@ -356,9 +359,9 @@ class Contraction:
             key = ("pair", n, at.base)
             return e.math.once(key, lambda: vector.load(kind, place.buffer, [e.math.value(at.base)]))
 
-        out: Values = []
-        for i, row in enumerate(rows):
-            for j, lane in enumerate(lanes):
+        def multiply(row: Index, sums: Values) -> Values:
+            out = []
+            for lane, total in zip(lanes, sums):
                 self._set(row, Index(lane.base))
                 b = load(packed, wide)
                 two = load(1 - packed, ir.VectorType.get([1 if half else 2], bf16))
@@ -370,7 +373,10 @@ class Contraction:
                     return vector.bitcast(wide, vector.broadcast(ir.VectorType.get([e.lanes], i32), word))
 
                 a = e.math.once(("spread", two), spread)
-                out.append(x86.avx512_dot(acc[i * len(lanes) + j], a, b))
+                out.append(x86.avx512_dot(total, a, b))
+            return out
+
+        out = each_row(e, self.count, rows, acc, multiply)
         e.math.leave()
         return out
 
@@ -417,24 +423,17 @@ class Contraction:
             return arith.addi(acc, arith.muli(a, b))
         return math.fma(a, b, acc)
 
-    def _store(
-        self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values, stored_from: Number | None = None
-    ) -> None:
+    def _store(self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values) -> None:
         """The epilogue: every stored value at every point of the tile, computed from the accumulators."""
         e = self.e
         each = len(rows) * len(lanes)
         e.known = {op.results[0]: self._lookup(op, rows, lanes, acc[n * each :]) for n, op in enumerate(self.ops)}  # type: ignore[union-attr]
-        for row in rows:
-            if stored_from is None:
-                self._store_row(row, lanes, masks)
-                continue
-            new = arith.cmpi(arith.CmpIPredicate.sge, e.math.value(row.base), e.math.value(stored_from))
-            branch = scf.IfOp(new)
-            with ir.InsertionPoint(branch.then_block):
-                e.math.enter()
-                self._store_row(row, lanes, masks)
-                scf.YieldOp([])
-                e.math.leave()
+
+        def store(row: Index, _: Values) -> Values:
+            self._store_row(row, lanes, masks)
+            return []
+
+        each_row(e, self.count, rows, [], store)
         e.known = {}
 
     def _lookup(self, op: ir.Operation, rows: list[Index], lanes: list[Index], acc: Values) -> Lookup:

@@ -87,9 +87,7 @@ class _Deep(Contraction):
         lanes = [Index(m.add(first, j * e.lanes), 1) for j in range(len(masks))]
         self._store_from_scratch(self.first_row, count, lanes, masks, corner=self.corner)
 
-    def _tile(
-        self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index], stored_from: Number | None = None
-    ) -> None:
+    def _tile(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> None:
         """One register tile and one block of the reduction, from the scratch and back."""
         e, m = self.e, self.e.math
         assert first is not None

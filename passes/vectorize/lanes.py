@@ -44,6 +44,7 @@ class Arithmetic:
         self.lanes = lanes
         self._scopes: list[dict[Hashable, Any]] = [{}]
         self._sums: dict[ir.Value, tuple[ir.Value, int]] = {}
+        self._multiples: dict[Number, tuple[Number, int]] = {}
 
     def enter(self) -> None:
         self._scopes.append({})
@@ -104,6 +105,9 @@ class Arithmetic:
             variable, constant = self._parts(a)
             if constant:
                 return self._plus(self.mul(variable, b), constant * b)
+            out = self.once(("mul", a, b), lambda: arith.muli(self.value(a), self.value(b)))
+            self._multiples[out] = a, b
+            return out
         return self.once(("mul", a, b), lambda: arith.muli(self.value(a), self.value(b)))
 
     def floordiv(self, a: Number, b: Number) -> Number:
@@ -112,13 +116,23 @@ class Arithmetic:
             return a // b
         if b == 1:
             return a
+        if isinstance(b, int) and (x := self._over(a, b)) is not None:
+            return self.add(x[0], x[1] // b)
         return self.once(("div", a, b), lambda: arith.divui(self.value(a), self.value(b)))
+
+    def _over(self, a: Number, b: int) -> tuple[Number, int] | None:
+        """(q, r) where `a` is known to be `q * b + r`."""
+        variable, constant = self._parts(a)
+        factor, n = self._multiples.get(variable, (0, 1))
+        return (self.mul(factor, n // b), constant) if b and n % b == 0 else None
 
     def mod(self, a: Number, b: Number) -> Number:
         if isinstance(a, int) and isinstance(b, int):
             return a % b
         if b == 1:
             return 0
+        if isinstance(b, int) and (x := self._over(a, b)) is not None:
+            return x[1] % b
         return self.once(("mod", a, b), lambda: arith.remui(self.value(a), self.value(b)))
 
     def minimum(self, a: Number, b: Number) -> Number:

@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, llvm, scf, vector
 from .evaluate import Evaluator
-from .lanes import Number
+from .lanes import Index, Number
 
 Values = list[ir.Value]
 
 
 def loop(
-    e: Evaluator, begin: Number, end: Number, step: int, carried: Sequence[ir.Value], body: Callable[[Number, Values], Values]
+    e: Evaluator, begin: Number, end: Number, step: Number, carried: Sequence[ir.Value], body: Callable[[Number, Values], Values]
 ) -> Values:
     """`for i = begin to end step`, with loop-carried values; none or one iteration known beforehand needs no loop."""
     if isinstance(begin, int) and isinstance(end, int):
         if end <= begin:
             return list(carried)
-        if end - begin <= step:
+        if isinstance(step, int) and end - begin <= step:
             return body(begin, list(carried))
     m = e.math
     op = scf.ForOp(m.value(begin), m.value(end), m.value(step), list(carried))
@@ -29,6 +29,40 @@ def loop(
         scf.YieldOp(out)
     e.math.leave()
     return list(op.results)
+
+
+def each_row(
+    e: Evaluator, count: Number | None, rows: Sequence[Index], sums: Sequence[ir.Value], build: Callable[[Index, Values], Values]
+) -> Values:
+    """Row after row of a tile, each with its part of the sums, which it may replace; `count` rows, at least one, or all.
+
+        sums[row 0] = build(row 0, sums[row 0])
+        sums[1:] = if 1 < count: sums[row 1] = build(row 1, sums[row 1]);  if 2 < count: ...
+                   else: sums[1:]
+
+    What rows have in common belongs to the first. Rows that there are not cost one branch, and nothing of them is read.
+    """
+    each = len(sums) // len(rows)
+    if count is None:
+        return [v for i, row in enumerate(rows) for v in build(row, list(sums[i * each : (i + 1) * each]))]
+
+    def rest(i: int) -> Values:
+        done = build(rows[i], list(sums[i * each : (i + 1) * each]))
+        if i + 1 == len(rows):
+            return done
+        left = list(sums[(i + 1) * each :])
+        more = arith.cmpi(arith.CmpIPredicate.sgt, e.math.value(count), e.math.value(i + 1))  # type: ignore[arg-type]
+        branch = scf.IfOp(more, [v.type for v in left], has_else=bool(left))
+        with ir.InsertionPoint(branch.then_block):
+            e.math.enter()
+            scf.YieldOp(rest(i + 1))
+            e.math.leave()
+        if left:
+            with ir.InsertionPoint(branch.else_block):
+                scf.YieldOp(left)
+        return [*done, *branch.results]
+
+    return rest(0)
 
 
 def lane_loop(

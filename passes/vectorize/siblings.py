@@ -75,11 +75,11 @@ class _Siblings(Contraction):
         return self.all_blocks
 
     def _prepare(self) -> None:
-        """Sums of the joint products but the last for the rows of a block, behind those that the last short tile reaches back to."""
+        """Sums of the joint products but the last for the rows of a block, and for those that the last short tile has beyond it."""
         row = self.s.row
-        self.margin = self.s.short_rows if row is not None and not isinstance(self.k.domain.sizes[row], int) else 0
+        margin = self.s.short_rows if row is not None and not isinstance(self.k.domain.sizes[row], int) else 0
         waiting = max((len(p.ops) - (not self.s.looped_epilogue) for p in self.joint), default=0)
-        height = self.margin + (self._row_block() if row is not None else 1)
+        height = margin + (self._row_block() if row is not None else 1)
         self.area = height * self.width
         self.free = waiting * self.area
         self._make_scratch(waiting * height + self.s.rows)
@@ -146,23 +146,21 @@ class _Siblings(Contraction):
     def _evaluators(self) -> list[Evaluator]:
         return [self.e]
 
-    def _finish_one_of(
-        self, parts: list[Part], lanes: list[Index], rows: list[Index], sums: Values | None, stored_from: Number | None
-    ) -> None:
+    def _finish_one_of(self, parts: list[Part], lanes: list[Index], rows: list[Index], sums: Values | None) -> None:
         """The epilogue of the part that the block is of."""
         m = self.e.math
         part, *others = parts
         if others:
             self._either(
-                self.block, others[0], lambda: self._finish_one_of([part], lanes, rows, sums, stored_from),
-                lambda: self._finish_one_of(others, lanes, rows, sums, stored_from),
+                self.block, others[0], lambda: self._finish_one_of([part], lanes, rows, sums),
+                lambda: self._finish_one_of(others, lanes, rows, sums),
             )  # fmt: skip
             return
         full: list[ir.Value | None] = [None] * len(lanes)
         tail = part.columns % self.width
         with self._lane_of(part), self._epilogue(part):
             if not tail:
-                super()._finish(lanes, full, rows, sums, stored_from)
+                super()._finish(lanes, full, rows, sums)
                 return
             vectors = -(-tail // self.e.lanes)
             masks = full[: vectors - 1] + [constant_mask(self.e, tail - (vectors - 1) * self.e.lanes) if tail % self.e.lanes else None]
@@ -172,7 +170,7 @@ class _Siblings(Contraction):
             for place, arguments in ((branch.then_block, (lanes, full, rows, sums)), (branch.else_block, (lanes[:vectors], masks, rows, some))):
                 with ir.InsertionPoint(place):
                     m.enter()
-                    super()._finish(*arguments, stored_from)
+                    super()._finish(*arguments)
                     scf.YieldOp([])
                     m.leave()
 
@@ -205,18 +203,15 @@ class _Siblings(Contraction):
                 super()._lanes(first, row_block)
                 m.leave()
 
-    def _finish(
-        self, lanes: list[Index], masks: Sequence[ir.Value | None], rows: list[Index], sums: Values | None, stored_from: Number | None
-    ) -> None:
+    def _finish(self, lanes: list[Index], masks: Sequence[ir.Value | None], rows: list[Index], sums: Values | None) -> None:
         if self.one_of:
-            self._finish_one_of(self.one_of, lanes, rows, sums, stored_from)
+            self._finish_one_of(self.one_of, lanes, rows, sums)
             return
         e, m = self.e, self.e.math
         corner = self._corner(rows)
         last = self.turn == len(self.left.ops) - 1
         if sums is None and last:
-            done = 0 if stored_from is None else m.sub(stored_from, rows[0].base)
-            self._store_from_scratch(rows[0].base, len(rows), lanes, masks, done, corner)
+            self._store_from_scratch(rows[0].base, self._present(rows), lanes, masks, corner)
         if sums is None:
             return
         place = [m.add(corner, i * self.width + j * e.lanes) for i in range(len(rows)) for j in range(len(lanes))]
@@ -226,12 +221,12 @@ class _Siblings(Contraction):
             return
         kind = m.vector_type(builders.element_type(self.op.results[0]))  # type: ignore[union-attr]
         waiting = [vector.load(kind, self.scratch, [m.value(m.add(at, n * self.area))]) for n in range(self.turn) for at in place]
-        self._store(rows, lanes, masks, [*waiting, *sums], stored_from)
+        self._store(rows, lanes, masks, [*waiting, *sums])
 
     def _corner(self, rows: list[Index]) -> Number:
         """Where the sums of these rows begin in the scratch."""
         m = self.e.math
-        return m.mul(m.add(m.sub(rows[0].base, self.first_row), self.margin), self.width)
+        return m.mul(m.sub(rows[0].base, self.first_row), self.width)
 
     def _sum_into_scratch(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index], corner: Number) -> None:
         if not self.one_of and self.s.looped_epilogue:

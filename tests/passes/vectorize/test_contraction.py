@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -102,7 +104,7 @@ def symbolic_rows(k, n):
 @pytest.mark.parametrize("target", ["host", "x86-64-v3"])
 @pytest.mark.parametrize("k", [5, 1024])
 def test_any_number_of_rows(k, target):
-    """Rows that two tiles compute are stored once: the result may lie where an operand does."""
+    """Each row is stored once: the result may lie where an operand does."""
     run = built(symbolic_rows(k, 33), target)
     for m in range(75):
         a, b, c = arrays((m, k), (k, 33), (m, 33))
@@ -113,11 +115,30 @@ def test_any_number_of_rows(k, target):
 
 
 def test_symbolic_rows_stay_in_registers():
-    """28 accumulators of the large tile, 16 of the small one, and nothing spilled between them."""
-    assembly = stages(symbolic_rows(768, 64), "skylake-avx512")["asm"]
-    loops = [block for block in assembly.split("\n.LBB") if block.count("vfmadd") in (28, 16)]
-    assert len(loops) == 2
-    assert not any("rsp" in line for block in loops for line in block.splitlines() if "zmm" in line)
+    """28 accumulators of the large tile, 16 of the short one, which does fewer rows as well, and nothing spilled or moved between them."""
+    lines = stages(symbolic_rows(768, 64), "skylake-avx512")["asm"].splitlines()
+    products = [i for i, line in enumerate(lines) if "vfmadd" in line]
+    assert len(products) == 28 + 16
+    for inner in (lines[products[0] : products[27]], lines[products[28] : products[-1]]):
+        assert not any("zmm" in line and ("rsp" in line or re.search(r"vmov\w+\s+%zmm\d+, %zmm", line)) for line in inner)
+
+
+def test_few_rows_read_a_panel_once():
+    """The two vectors of a row of the panel are loaded for the first row; the second has its products in an `if`, with the third's in it."""
+    whole, short = stages(symbolic_rows(768, 64), "skylake-avx512")["vector"].split("iter_args(")[1:]
+    first, *others = short[: short.index("else")].split("scf.if")
+    assert whole.count("math.fma") == 28 and whole[: whole.rindex("math.fma")].count("vector.load") == 2
+    assert first.count("math.fma") == 2 and first.count("vector.load") == 2
+    assert [part.count("math.fma") for part in others] == [2] * 7 and not any("vector.load" in part for part in others)
+
+
+def test_addresses_in_panels_are_cheap():
+    """What is a multiple of a panel's width is not divided by it: both vectors of a panel's row have one address."""
+    from mlirc.tests.passes.vectorize.test_tiles import LINEAR
+
+    body = stages(LINEAR, "znver4")["vector"]
+    loop = re.search(r"scf\.for [^\n]*iter_args.*?scf\.yield", body, re.DOTALL)
+    assert loop and "divui" not in loop[0] and "remui" not in loop[0]
 
 
 def test_the_product_itself_is_stored_too():
