@@ -326,10 +326,14 @@ def row_tile(size: object, limit: int) -> int:
 def short_tile(rows: int) -> int:
     """Rows of the second tile, beside one of `rows`, where their number is a symbol.
 
-    Two of them hold what is left after whole tiles, and one row more: then a rest of one or two rows, whose few sums wait for one
-    another, gets the rows of a whole tile, in two tiles.
+    Two of them hold a whole tile and more, so that a rest of one row, whose few sums wait for one another, takes the rows of a
+    whole tile to itself, and the two share them. One that is cut in two for its height is high enough for that.
     """
-    return min(rows, -(-rows // 2) + 1)
+    return min(rows, max(-(-rows // 2) + 1, LEAST_SHORT))
+
+
+LEAST_SHORT = 8
+"""Half of it, times two columns, are as many sums as are under way at once: two products a cycle, which take four cycles."""
 
 
 def _dot(kernel: KernelFunction, r: Roles) -> int | None:
