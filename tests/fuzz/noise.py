@@ -40,8 +40,8 @@ ACCUMULATING = frozenset(
 
 # 1 + erf(x) is off by a rounding of 1: the result by one of the operand.
 CANCELLING = frozenset(("gelu", "gelu_backward"))
-# The logarithm of a sum of one and what is smaller: off by a rounding of one.
-LOGS_OF_SUMS = frozenset(("_log_softmax", "logsumexp"))
+# The logarithm of a sum of one and what is smaller, and what a recurrence subtracts from: off by a rounding of one.
+OFF_BY_ONE = frozenset(("_log_softmax", "logsumexp", "digamma"))
 # Which of the two zeros they return depends on the order; divided by it, on the sign of an infinity.
 EXTREMA = frozenset("maximum minimum amax amin max min fmax fmin aminmax relu relu_ clamp clamp_ clamp_min clamp_max".split())
 
@@ -94,7 +94,7 @@ class Noise(TorchDispatchMode):
                     o.copy_(self.moved(o))
                     if name in CANCELLING:
                         o.add_(self.moved(args[0]) - args[0])
-                    if name in LOGS_OF_SUMS:
+                    if name in OFF_BY_ONE:
                         one = torch.ones_like(o)
                         o.add_(self.moved(one) - one)
         return out
