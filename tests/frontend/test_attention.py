@@ -47,6 +47,34 @@ def test_masks(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     compare(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m, scale=0.3), q, k, v, torch.rand(shape) < 0.6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("m,n", [(1, 1), (1, 33), (3, 17), (33, 33), (17, 3)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_fewer_heads_of_keys(groups: int, m: int, n: int, dtype: torch.dtype) -> None:
+    def attend(q, k, v, mask=None, causal=False):  # noqa: ANN001, ANN202
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
+
+    torch.manual_seed(0)
+    q, k, v = heads(m, heads=6, dtype=dtype), heads(n, heads=groups, dtype=dtype), heads(n, heads=groups, dtype=dtype)
+    compare(attend, q, k, v)
+    compare(lambda q, k, v: attend(q, k, v, causal=True), q, k, v)
+    for shape in [(m, n), (2, 1, 1, n), (2, 6, m, n), (1, 6, 1, n), (1, 1, m, 1)]:
+        compare(attend, q, k, v, torch.randn(shape, dtype=dtype))
+    report = mlirc.explain(attend, q, k, v)
+    assert not [node for graph in report.graphs for node in graph.aten]
+
+
+def test_gradients_of_fewer_heads_of_keys() -> None:
+    q, k, v = (heads(17, heads=n).double().float().requires_grad_() for n in (6, 2, 2))
+
+    def grads(f) -> list[torch.Tensor]:  # noqa: ANN001
+        return list(torch.autograd.grad(f(q, k, v, is_causal=True, enable_gqa=True).square().sum(), (q, k, v)))
+
+    torch._dynamo.reset()
+    for e, g in zip(grads(F.scaled_dot_product_attention), grads(torch.compile(F.scaled_dot_product_attention, backend="mlirc"))):
+        torch.testing.assert_close(e, g, atol=1e-4, rtol=1e-4)
+
+
 def test_queries_that_see_no_key() -> None:
     mask = torch.rand(2, 1, 17, 33) < 0.5
     mask[:, :, 3] = False
