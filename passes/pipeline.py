@@ -20,6 +20,7 @@ from .outline import Kernel, outline
 from .pack import pack
 from .pad_concats import pad_concats
 from .raise_collapses import raise_collapses
+from .select_concats import select_concats
 from .siblings import mark_siblings
 from .sink_reshapes import sink_reshapes
 from .strategy import pack_shape
@@ -76,6 +77,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),
     "raise-collapses": _cleaned(raise_collapses, fold_transposes),
     "pad-concats": _cleaned(pad_concats),
+    "select-concats": _cleaned(select_concats),
     "materialize": lambda graph: materialize(graph.function, graph.writes),
     "pack": lambda graph: pack(graph.function, pack_shape(graph.target)),
     "constants": lambda graph: lay_out_constants(graph.function),

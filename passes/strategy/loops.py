@@ -88,6 +88,10 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
         unroll, why_unroll = 1, "each lane has a reduction of its own"
     elif lane in inner and unroll > 1:
         unroll, why_unroll = 4, "accumulators that hide the latency of an addition"
+    if lane in acc.fixed and lane in rows and not d.reductions and any(st.kind(op) == "pad" for op in d.loops):
+        size = sizes[lane]
+        if isinstance(size, int) and size <= UNROLLED * n and size % n == 0:
+            unroll, why_unroll = size // n, "what is padding, and what is not, is known for each vector"
     if transposed is not None:
         outer.append(transposed)
         unroll, why_unroll = 1, "blocks are transposed in registers"
@@ -114,12 +118,16 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     )
 
 
+UNROLLED = 8
+"""Vectors along a padded dim that are unrolled, whatever the kernel does."""
+
+
 def _half_width(kernel: KernelFunction, target: Target, lane: int, sizes: list[object]) -> bool:
     """Whether to walk in vectors that are full of bf16, two of f32: what is in memory is bf16 and contiguous, and computed in f32."""
     tensors = [v for v in (*kernel.arguments, *kernel.results) if st.is_tensor(v)]
     if not all(isinstance(builders.element_type(v), ir.BF16Type) for v in tensors):
         return False
-    if not all(a.steps.get(lane, 0) in (0, 1) for a in kernel.accesses.items) or lane in kernel.accesses.fixed:
+    if not all(a.steps.get(lane, 0) in (0, 1) for a in kernel.accesses.items):
         return False
     bodies = [op for op in kernel.domain.loops if op.name == "linalg.generic"]
     inner = [st.operation(o) for op in bodies for o in op.regions[0].blocks[0].operations]

@@ -346,6 +346,12 @@ class Evaluator:
                 inner.append(i)
                 continue
             at = m.index_add(i, m.index_scale(Index(lo), -1))
+            if isinstance(at.base, int) and isinstance(n, int) and at.vector is None and at.stride in (0, 1):
+                if 0 <= at.base and at.base + (m.lanes if at.stride else 1) <= n:
+                    inner.append(at)
+                    continue
+                if at.base >= n or at.base + (m.lanes if at.stride else 1) <= 0:
+                    return self._padding(op)
             ult = arith.CmpIPredicate.ult
             if at.uniform:
                 ok = arith.cmpi(ult, m.value(at.base), m.value(n))

@@ -182,6 +182,8 @@ class Arithmetic:
         """A mask of the lanes where `i`, of stride one, is less than `bound`: cheaper than to compare vectors of `index`."""
         first = self.minimum(self.maximum(self.sub(bound, i.base), 0), self.lanes)
         i1 = ir.IntegerType.get_signless(1)
+        if isinstance(first, int) and first in (0, self.lanes):
+            return self.once(("below", first), lambda: builders.constant(self.vector_type(i1), int(first != 0)))
         return self.once(("below", first), lambda: vector.create_mask(self.vector_type(i1), [self.value(first)]))
 
     def negate(self, mask: ir.Value) -> ir.Value:
