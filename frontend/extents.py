@@ -36,18 +36,36 @@ class Guards:
         self.numbers: dict[sympy.Expr, int] = {}
         """`x.chunk(2)[1] + y` broadcasts because s - (s + 1)//2 is 1."""
         for guard in self._env.guards if self._env else ():
-            if isinstance(guard.expr, sympy.Eq) and guard.expr.rhs.is_Integer:
-                expr, number = _signed(guard.expr.lhs), int(guard.expr.rhs)
+            if (number := self._number(guard.expr)) is not None:
+                expr = _signed(guard.expr.lhs)
                 self.numbers[sympy.expand(expr)] = number
                 if number > 1:  # a stride, and the size that it is made of
                     self.numbers[sympy.expand(without_max(expr))] = number
+
+    def _number(self, guard: sympy.Expr) -> int | None:
+        """What a guard says that its left side is: `s//2 == 1`, or `s//2 < 2` where s is at least 2."""
+        if not isinstance(guard, sympy.core.relational.Relational) or not guard.rhs.is_Integer:
+            return None
+        if isinstance(guard, sympy.Eq):
+            return int(guard.rhs)
+        most = int(guard.rhs) - (1 if isinstance(guard, sympy.StrictLessThan) else 0)
+        least = self._env.bound_sympy(guard.lhs).lower if isinstance(guard, (sympy.StrictLessThan, sympy.LessThan)) else None
+        return most if least == most else None
 
     def negative(self, expr: Extent) -> bool:
         """Whether an expression is negative in the traced call. Where torch decides something by a sign, a guard keeps it."""
         if isinstance(expr, int) or self._env is None or expr.is_nonnegative or expr.is_negative:
             return bool(expr < 0) if isinstance(expr, int) else bool(expr.is_negative)
-        values = {_signed(s): v for s, v in self._env.backed_var_to_val.items()}
-        return bool(expr.xreplace(values) < 0)
+        return bool(self._traced(expr) < 0)
+
+    def stretched(self, size: Extent, to: Extent) -> bool:
+        """Whether a size is broadcast to another in the traced call: torch's guards hold it to that, in whatever form."""
+        if same(size, to) or isinstance(size, int) or self._env is None:
+            return same(size, 1) and not same(to, 1)
+        return bool(self._traced(size) == 1 and self._traced(sympy.sympify(to)) != 1)
+
+    def _traced(self, expr: sympy.Expr) -> sympy.Expr:
+        return expr.xreplace({_signed(s): v for s, v in self._env.backed_var_to_val.items()})
 
 
 guards: ContextVar[Guards] = ContextVar("guards", default=Guards(None))  # noqa: B039 - never changed

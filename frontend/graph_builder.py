@@ -15,7 +15,7 @@ from ..dialects import builders
 from ..dialects.mlir import arith, cf, ir, linalg, math, tensor
 from ..errors import CompileError
 from .dtypes import cast, compute_dtype, is_unsigned, mlir_type, scalar
-from .extents import Extent, normal, product, regroup, same
+from .extents import Extent, guards, normal, product, regroup, same
 from .registry import Unsupported
 
 MAX_CONCAT = 16
@@ -199,7 +199,7 @@ class GraphBuilder:
 
     def _broadcast(self, x: T, shape: Sequence[Extent]) -> ir.AffineMap:
         rank, lead = len(shape), len(shape) - x.rank
-        dims = [None if same(s, 1) and not same(shape[lead + i], 1) else lead + i for i, s in enumerate(x.shape)]
+        dims = [None if guards.get().stretched(s, shape[lead + i]) else lead + i for i, s in enumerate(x.shape)]
         return builders.projection(rank, dims)
 
     def convert(self, x: T, dtype: torch.dtype) -> T:
