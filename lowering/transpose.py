@@ -6,14 +6,27 @@ from ..dialects.mlir import ir, vector
 
 
 def transpose(block: ir.Value, permutation: list[int]) -> ir.Value | None:
-    """The transpose of a `vector<NxNxT>`, N a power of two from 8 on; None for any other vector or permutation.
+    """The transpose of a `vector<NxNxT>`; None for another permutation, or where `transpose_rows` knows no way."""
+    kind = ir.VectorType(block.type)
+    size = kind.shape[0]
+    if permutation != [1, 0] or kind.shape != [size, size] or kind.scalable:
+        return None
+    rows = transpose_rows([vector.extract(block, [], [i]) for i in range(size)])
+    result = block
+    for i, row in enumerate(rows or ()):
+        result = vector.insert(row, result, [], [i])
+    return result if rows else None
+
+
+def transpose_rows(rows: list[ir.Value]) -> list[ir.Value] | None:
+    """The columns of a square block, given its N rows; None if N is no power of two from 8 on, or for elements of other sizes.
 
     N log2 N shuffles: first `unpcklo` and `unpckhi` transpose the blocks within 128-bit lanes, then `vperm2f128` or
     `vshuff64x2` move the lanes. (LLVM, given one shuffle of all elements, finds two to six times as many instructions.)
     """
-    kind = ir.VectorType(block.type)
-    size = kind.shape[0]
-    if permutation != [1, 0] or kind.shape != [size, size] or kind.scalable or size & (size - 1) or size < 8:
+    kind = ir.VectorType(rows[0].type)
+    size = len(rows)
+    if kind.shape != [size] or size & (size - 1) or size < 8:
         return None
     bits = {ir.F64Type: 64, ir.F32Type: 32, ir.F16Type: 16, ir.BF16Type: 16}.get(type(kind.element_type))
     if bits is None and isinstance(kind.element_type, ir.IntegerType):
@@ -21,13 +34,12 @@ def transpose(block: ir.Value, permutation: list[int]) -> ir.Value | None:
     if bits not in (8, 16, 32, 64):
         return None
     lane = min(128 // bits, size)
-    rows = [vector.extract(block, [], [i]) for i in range(size)]
     groups = [_transpose_lanes(rows[i : i + lane], lane) for i in range(0, size, lane)]
-    result = block
+    result = list(rows)
     for j, parts in enumerate(zip(*groups)):
         # One row of each group: lane k of it belongs to row k * lane + j of the result.
         for k, row in enumerate(_exchange_lanes(list(parts), lane)):
-            result = vector.insert(row, result, [], [k * lane + j])
+            result[k * lane + j] = row
     return result
 
 

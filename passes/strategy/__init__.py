@@ -12,6 +12,7 @@ from ...dialects.mlir import ir
 from .adjust import MODEL, Adjustment, Pin, adjusted, parse_pins, pinned
 from .contractions import ContractionStrategy, contraction, pack_shape
 from .loops import LoopStrategy, loops, scan, scatter, transposes
+from .stage import staged
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -60,6 +61,7 @@ __all__ = [
     "pinned",
     "reasons",
     "select_strategy",
+    "staged",
     "transposes",
     "write_strategy",
 ]

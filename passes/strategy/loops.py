@@ -9,6 +9,7 @@ from ...dialects import builders, own
 from ...dialects.mlir import ir
 from .. import structure as st
 from .common import WORK_PER_THREAD, known, lanes, product
+from .stage import staged, staged_along
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -35,7 +36,8 @@ class LoopStrategy:
     merged: dict[int, int] = field(default_factory=dict)
     """Classes that also stand for their outer neighbours: class -> number of elements."""
     transposed: int | None = None
-    """The last of `serial`: walked in blocks of `lanes`, so that loads contiguous along it are transposed in registers."""
+    """The last of `serial`: walked in blocks of `lanes`, so that loads contiguous along it are transposed in registers.
+    Where `staged` is set, the last of `parallel` instead."""
     grain: int = 1
     """Parallel iterations below which no second thread is worth it."""
     kind: str = "loops"
@@ -44,6 +46,8 @@ class LoopStrategy:
     rows: int = 1
     """Rows that are computed together, phase by phase: what the reduction of one along the lanes waits for is no time lost for the
     others."""
+    staged: int = 0
+    """So many rows along `transposed`, which are reduced along the lanes, are copied to a buffer at a time, through registers."""
     split: int | None = None
     """The class of `inner` that the threads share: each reduces chunks of it to partial results, which are combined afterwards."""
     chunks: int = 1
@@ -80,6 +84,8 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     work = ops * product([*outer, *inner], sizes) * (known(sizes[lane]) if lane in rows else 1)
     if not parallel:
         work = ops * 2048
+    if lane in inner:
+        ops = _body_ops(kernel, set(inner))
     unroll, why_unroll = 1 if ops > 40 else 2 if ops > 12 else 4, f"about {ops} ops for an element"
     n = lanes(kernel, target)
     if lane is not None and known(sizes[lane]) <= n * 2:
@@ -96,7 +102,9 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
         outer.append(transposed)
         unroll, why_unroll = 1, "blocks are transposed in registers"
     split = _split(kernel, lane, rows, inner, sizes, ops, n * unroll)
-    if split is None and lane is not None and pairs is None and transposed is None and _half_width(kernel, target, lane, sizes):
+    block = staged_along(kernel, lane, rows, inner, sizes, n) if split is None else None
+    copied = 0 if block is None else n
+    if split is None and lane is not None and pairs is None and transposed is None and _half_width(kernel, target, lane, sizes, block):
         n, unroll = 2 * n, max(1, unroll // 2)
     why = _why(target, work) | {"unroll": why_unroll, "lane": "most accesses are contiguous along it"}
     if transposed is not None:
@@ -112,9 +120,13 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
             n, unroll, lane, [], [c for c in rows if c != lane], inner, {c: m for c, m in merged.items() if c in (*rows, *inner)}, None, split.grain,
             d.kind, split=split.along, chunks=split.chunks, least=split.least, why=why,
         )
+    if block is not None:
+        transposed, parallel, outer = block, [*(c for c in rows if c != block), block], []
+        work = ops * copied * product(inner, sizes)
+        why.update(grain=_why(target, work)["grain"], transposed="loads are contiguous along it, but not along the rows that are reduced")
     return LoopStrategy(
         n, unroll, lane, parallel, outer, inner, {c: m for c, m in merged.items() if c in (*rows, *inner)},
-        transposed, max(1, WORK_PER_THREAD // max(work, 1)), d.kind, pairs, together, why=why,
+        transposed, max(1, WORK_PER_THREAD // max(work, 1)), d.kind, pairs, together, copied, why=why,
     )
 
 
@@ -122,12 +134,13 @@ UNROLLED = 8
 """Vectors along a padded dim that are unrolled, whatever the kernel does."""
 
 
-def _half_width(kernel: KernelFunction, target: Target, lane: int, sizes: list[object]) -> bool:
+def _half_width(kernel: KernelFunction, target: Target, lane: int, sizes: list[object], block: int | None) -> bool:
     """Whether to walk in vectors that are full of bf16, two of f32: what is in memory is bf16 and contiguous, and computed in f32."""
     tensors = [v for v in (*kernel.arguments, *kernel.results) if st.is_tensor(v)]
     if not all(isinstance(builders.element_type(v), ir.BF16Type) for v in tensors):
         return False
-    if not all(a.steps.get(lane, 0) in (0, 1) for a in kernel.accesses.items):
+    across = sum(a.steps.get(lane, 0) not in (0, 1) for a in kernel.accesses.items)
+    if across > (0 if block is None else len(staged(kernel, lane, block, kernel.domain.inner))):
         return False
     bodies = [op for op in kernel.domain.loops if op.name == "linalg.generic"]
     inner = [st.operation(o) for op in bodies for o in op.regions[0].blocks[0].operations]
@@ -245,9 +258,10 @@ def transposes(access: Access, lane: int, along: int, pairs: int | None = None) 
     return access.steps.get(along) == 1 if pairs is None else access.steps.get(along) == 2 and access.steps.get(pairs) == 1
 
 
-def _body_ops(kernel: KernelFunction) -> int:
-    """How much there is to do for one element."""
-    return sum(len(list(op.regions[0].blocks[0].operations)) for op in kernel.domain.loops if op.name == "linalg.generic")
+def _body_ops(kernel: KernelFunction, along: set[int] | None = None) -> int:
+    """How much there is to do for one element; with `along`, without what is the same along these classes: done once a row."""
+    ops = [op for op in kernel.domain.loops if op.name == "linalg.generic"]
+    return sum(len(list(op.regions[0].blocks[0].operations)) for op in ops if along is None or along & set(kernel.domain.classes(op)))
 
 
 def _merge(classes: list[int], acc: Accesses, sizes: list[object], merged: dict[int, int]) -> list[int]:

@@ -78,6 +78,13 @@ def collect(
     return walker.accesses
 
 
+def read_at(domain: Domain, strides: dict[ir.Value, Sequence[object]], value: ir.Value, classes: Sequence[int | None]) -> Accesses:
+    """What it takes to read a value at the indices of these classes, one for each dim (None: a unit dim)."""
+    walker = _Walker(domain, strides)
+    walker._value(value, [{} if c is None else {c: 1} for c in classes], st.operation(domain.reductions[0]))
+    return walker.accesses
+
+
 def result_forms(op: ir.Operation, loops: Sequence[Form], value: ir.Value) -> list[Form]:
     if op.name == "mlirc.scatter":
         return [None if t < 0 else loops[t] for t in own.target(op)]

@@ -14,6 +14,7 @@ from typing import Any
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, llvm, memref, scf, vector
 from ...errors import CompileError
+from ...lowering.transpose import transpose_rows
 from .. import structure as st
 from .lanes import Arithmetic, Index, Number, Point
 
@@ -54,13 +55,18 @@ class Tile:
 
     The kernel is evaluated for row 0, 1, ... of the block. In row 0 every load of `buffers` loads and transposes the whole
     block; the same load in the other rows, which come in the same order, takes its row of the result. With `pairs` the
-    elements of the block are pairs of 16-bit values, as one integer.
+    elements of the block are pairs of 16-bit values, as one integer. `left` counts the lanes that are not past the end, `mask`
+    has the rows of the block that are not. What lies `ahead` elements behind each load is fetched meanwhile.
     """
 
-    def __init__(self, buffers: set[ir.Value], left: Number | None, pairs: bool = False) -> None:
+    def __init__(
+        self, buffers: set[ir.Value], left: Number | None, pairs: bool = False, mask: ir.Value | None = None, ahead: int = 0
+    ) -> None:
         self.buffers = buffers
         self.left = left
         self.pairs = pairs
+        self.mask = mask
+        self.ahead = ahead
         self.blocks: list[list[ir.Value]] = []
         self.start(0)
 
@@ -77,15 +83,27 @@ class Tile:
     def _block(self, m: Arithmetic, place: "Memory", at: Index) -> list[ir.Value]:
         n = m.lanes
         element = ir.IntegerType.get_signless(32) if self.pairs else place.storage
-        kind = ir.VectorType.get([n, n], element)
-        block = builders.constant(kind, 0)
+        rows = []
         for i in range(n):
             # Lanes past the end repeat the last one: what they load is in bounds, and not stored.
             lane = i if self.left is None else m.minimum(i, m.sub(self.left, 1))
             offset = m.add(at.base, m.mul(lane, at.stride))
-            row = vector.load(ir.VectorType.get([2 * n if self.pairs else n], place.storage), place.buffer, [m.value(offset)])
+            wide = ir.VectorType.get([2 * n if self.pairs else n], place.storage)
+            if self.ahead:
+                memref.prefetch(place.buffer, [m.value(m.add(offset, self.ahead))], False, 3, True)
+            if self.mask is None:
+                row = vector.load(wide, place.buffer, [m.value(offset)])
+            else:
+                row = vector.maskedload(wide, place.buffer, [m.value(offset)], self.mask, builders.constant(wide, 0))
             if self.pairs:
                 row = vector.bitcast(m.vector_type(element), row)
+            rows.append(row)
+        # Not as a `vector.transpose`, which canonicalisation takes apart, element by element.
+        if columns := transpose_rows(rows):
+            return columns
+        kind = ir.VectorType.get([n, n], element)
+        block = builders.constant(kind, 0)
+        for i, row in enumerate(rows):
             block = vector.insert(row, block, [], [i])
         block = vector.transpose(kind, block, [1, 0])
         return [vector.extract(block, [], [i]) for i in range(n)]

@@ -8,7 +8,7 @@ from ...dialects.mlir import ir
 from ...errors import CompileError
 from .. import structure as st
 from ..domain import Domain, Invalid, analyse
-from .access import Accesses, collect
+from .access import Accesses, collect, read_at
 from .evaluate import Evaluator, Memory
 
 
@@ -45,6 +45,10 @@ class KernelFunction:
             stored = list(zip(self.results, self.result_strides))
             self._accesses = collect(self.domain, stored, self.strides)
         return self._accesses
+
+    def access(self, value: ir.Value, classes: Sequence[int | None]) -> Accesses:
+        """What it takes to read a value at the indices of these classes, one for each dim (None: a unit dim)."""
+        return read_at(self.domain, self.strides, value, classes)
 
     @property
     def kinds(self) -> list[ir.Type]:

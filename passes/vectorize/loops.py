@@ -24,11 +24,12 @@ from .. import structure as st
 from ..even_odd import ANY_ORDER
 from ..strategy import LoopStrategy, transposes
 from . import entry
-from .evaluate import Evaluator, Memory, Tile, storage_type
+from .evaluate import Evaluator, Lookup, Memory, Tile, storage_type
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
 from .nest import Values, delinearize, lane_loop, loop
 from .reduce import EXTREMES, across, by_reduction, combine, combiner, is_nan, join, multiply_add, neutral, tracking_nan
+from .stage import Stage
 
 CHUNK = 2048
 """Elements of the lane class per parallel iteration, where there is nothing else to split."""
@@ -57,6 +58,7 @@ class Loops:
         self.horizontal = strategy.lane in strategy.inner
         self.env: dict[int, Index] = {}
         self.row = 0
+        self.stage: Stage | None = None
 
     # Parallel range
 
@@ -75,20 +77,21 @@ class Loops:
         e.known_scalars = {v: x for v, x in zip(self.k.arguments, slots) if not st.is_tensor(v)}
         if self._split_lanes():
             return e.math.ceildiv(self._size(e, self.s.lane), CHUNK)  # type: ignore[arg-type]
-        n: Number = 1
-        for c in self.s.parallel:
-            n = e.math.mul(n, self._size(e, c))
-        return n
+        return functools.reduce(e.math.mul, (self._trips(e, c) for c in self.s.parallel), 1)
+
+    def _trips(self, e: Evaluator, c: int) -> Number:
+        return e.math.ceildiv(self._size(e, c), (c == self.s.transposed and self.s.staged) or 1)
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
         self.out = self.k.bind(e, slots)
         self._plan()
         self._allocate()
+        if self.s.staged:
+            self.stage = Stage(self.k, self.s, e, self.env, lambda e: self._size(e, self.s.transposed))  # type: ignore[arg-type]
 
         def place(p: Number) -> None:
-            sizes = [self._size(e, c) for c in self.s.parallel]
-            for c, i in zip(self.s.parallel, delinearize(e, p, sizes)):
+            for c, i in zip(self.s.parallel, delinearize(e, p, [self._trips(e, c) for c in self.s.parallel])):
                 self.env[c] = Index(i)
 
         def iteration(p: Number, _: Values) -> Values:
@@ -98,10 +101,13 @@ class Loops:
                 self._serial(list(self.s.serial), (lo, hi))
             else:
                 place(p)
-                self._serial(list(self.s.serial), None)
+                if self.stage:
+                    self._several(0, self.stage.fill(), self.stage.place)
+                else:
+                    self._serial(list(self.s.serial), None)
             return []
 
-        if self.s.serial or self.s.rows == 1:
+        if self.s.serial or self.s.rows == 1 or self.stage:
             loop(e, begin, end, 1, [], iteration)
         else:
             self._several(begin, end, place)
@@ -301,7 +307,7 @@ class Loops:
         """
         e = self.e
         e.math.enter()
-        known: list[dict[ir.Value, Callable[[Point], ir.Value | None]]] = [{} for _ in places]
+        known: list[dict[ir.Value, Lookup]] = [self.stage.known() if self.stage else {} for _ in places]
         finished: set[ir.Value] = set()
 
         def turn(row: int) -> None:
