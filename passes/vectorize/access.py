@@ -81,7 +81,7 @@ def collect(
 def read_at(domain: Domain, strides: dict[ir.Value, Sequence[object]], value: ir.Value, classes: Sequence[int | None]) -> Accesses:
     """What it takes to read a value at the indices of these classes, one for each dim (None: a unit dim)."""
     walker = _Walker(domain, strides)
-    walker._value(value, [{} if c is None else {c: 1} for c in classes], st.operation(domain.reductions[0]))
+    walker._value(value, [{} if c is None else {c: 1} for c in classes], next(iter(domain.loops)))
     return walker.accesses
 
 

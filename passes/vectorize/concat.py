@@ -1,6 +1,8 @@
 """tensor.concat: each input is copied to its place; elementwise producers are computed on the way.
 
     for rows before the dim (parallel): for each input: for its inner elements: out[offset + i] = input[i]
+
+An input that lies across memory is copied in blocks, which are transposed in registers.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from ...dialects.mlir import ir
 from .. import structure as st
 from ..strategy import LoopStrategy
 from . import entry
-from .evaluate import Evaluator
+from .evaluate import Evaluator, Tile
 from .kernel import KernelFunction
 from .lanes import Index, Number
-from .nest import Values, delinearize, lane_loop, loop
+from .nest import Values, constant_mask, delinearize, lane_loop, loop
 
 
 def vectorize_concat(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:
@@ -68,17 +70,62 @@ class _Concat:
                 self._copy(v, start, [*point, Index(i)], sizes)
                 return []
 
-            loop(e, 0, sizes[d], 1, [], step)
+            across = self._across(v) if d == self.rank - 2 else None
+            loop(e, 0 if across is None else self._tiles(v, across, start, point, sizes), sizes[d], 1, [], step)
             return
 
         def element(i: Number, _: Values) -> Values:
-            e.math.enter()
-            at = (*point, Index(i, 1))
-            value = e.value(v, at)
-            target = list(at)
-            target[self.dim] = e.math.index_add(at[self.dim], Index(start))
-            e.store(self.out, tuple(target), value)
-            e.math.leave()
+            self._element(v, start, point, i)
             return []
 
         lane_loop(e, 0, sizes[d], self.s.unroll, [[]] * self.s.unroll, element)
+
+    def _element(self, v: ir.Value, start: Number, point: list[Index], i: Number) -> None:
+        """One vector."""
+        e = self.e
+        e.math.enter()
+        at = (*point, Index(i, 1))
+        value = e.value(v, at)
+        target = list(at)
+        target[self.dim] = e.math.index_add(at[self.dim], Index(start))
+        e.store(self.out, tuple(target), value)
+        e.math.leave()
+
+    def _across(self, v: ir.Value) -> ir.Value | None:
+        """The argument that an input shows, if it is contiguous along the last dim but one."""
+        root, classes = v, self.k.domain.loops[self.op]
+        while (op := st.owner(root)) is not None and st.kind(op) == "view":
+            root = op.operands[0]
+        along, lane = classes[-2:]
+        if root not in self.k.strides or None in (along, lane) or (self.s.transposed, self.s.lane) != (along, lane):
+            return None
+        found = self.k.access(v, classes)
+        steps = found.items[0].steps
+        return root if steps.get(along) == 1 and steps.get(lane, 0) not in (0, 1) and not {along, lane} & found.fixed else None
+
+    def _tiles(self, v: ir.Value, root: ir.Value, start: Number, point: list[Index], sizes: list[Number]) -> Number:
+        """Blocks of lanes x lanes, transposed in registers; returns where they end."""
+        e, m = self.e, self.e.math
+        rows, length = sizes[-2:]
+
+        def copy(first: Number, count: int, mask: ir.Value | None) -> None:
+            def lanes(i: Number, _: Values) -> Values:
+                e.tile = Tile({e.memory[root].buffer}, None if e.mask is None else m.sub(length, i), mask=mask)
+                for row in range(count):
+                    e.tile.start(row)
+                    self._element(v, start, [*point, Index(m.add(first, row))], i)
+                e.tile = None
+                return []
+
+            lane_loop(e, 0, length, 1, [[]], lanes)
+
+        def block(first: Number, _: Values) -> Values:
+            copy(first, e.lanes, None)
+            return []
+
+        end = m.mul(m.floordiv(rows, e.lanes), e.lanes)
+        loop(e, 0, end, e.lanes, [], block)
+        if not isinstance(rows, int) or not isinstance(end, int) or rows == end:
+            return end
+        copy(end, rows - end, constant_mask(e, rows - end))
+        return rows

@@ -7,6 +7,7 @@ import torch
 
 from mlirc import driver
 from mlirc.lowering.target import Target
+from mlirc.tests.passes.vectorize.kernels import kernel, stages
 
 TRANSPOSE = """
 func.func @kernel(%x: tensor<64x48xf32>) -> tensor<48x64xf32> attributes {mlirc.result_strides = [["64", "1"]]} {
@@ -53,3 +54,38 @@ def test_an_op_that_reads_both_ways():
     x = torch.randn(40, 40)
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(lambda x: x + x.t() * 2, backend="mlirc")(x), x + x.t() * 2)
+
+
+def joined(x, token):
+    """As in a vision transformer: a token, and patches whose channels lie across memory."""
+    return torch.cat([token.expand(x.shape[0], -1, -1), x.flatten(2).transpose(1, 2)], 1)
+
+
+def joined_behind(x, token):
+    return torch.cat([x.flatten(2).transpose(1, 2), x.flatten(2).transpose(1, 2).exp(), token.expand(x.shape[0], -1, -1)], 2 if token.shape[2] != x.shape[1] else 1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+def test_concatenations_of_transposed_inputs(dtype, dynamic):
+    torch.manual_seed(0)
+    for n, c, h, w in [(1, 96, 6, 8), (2, 33, 7, 7), (3, 17, 3, 11), (1, 3, 5, 5), (2, 16, 4, 1)]:
+        torch._dynamo.reset()
+        x = (torch.randn(n, c, h, w) * 3).to(dtype)
+        for f, token in ((joined, torch.randn(1, 1, c)), (joined_behind, torch.randn(1, 2, c)), (joined_behind, torch.randn(1, h * w, 5))):
+            if dtype is torch.bool and f is joined_behind:
+                continue
+            got = torch.compile(f, backend="mlirc", dynamic=dynamic, options={"strict": True})(x, token.to(dtype))
+            torch.testing.assert_close(got, f(x, token.to(dtype)))
+
+
+def test_a_concatenation_of_patches_has_no_gathers():
+    kind, patches, out = "tensor<1x1x96xf32>", "tensor<1x96x48xf32>", "tensor<1x49x96xf32>"
+    body = f"""
+      %e = tensor.empty() : tensor<1x48x96xf32>
+      %t = linalg.transpose ins(%x : {patches}) outs(%e : tensor<1x48x96xf32>) permutation = [0, 2, 1]
+      %r = tensor.concat dim(1) %c, %t : ({kind}, tensor<1x48x96xf32>) -> {out}
+    """
+    text = kernel([("%c", kind), ("%x", patches)], body, [("%r", out)], [[49 * 96, 96, 1]])
+    seen = stages(text)
+    assert "gather" not in seen["vector"] and seen["vector"].count("vector.shuffle") == 64
