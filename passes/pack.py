@@ -36,8 +36,8 @@ class PackShape:
     pairs: bool = False
 
 
-FEW = 2
-"""Rows from which on packing pays for itself within one call."""
+FEW, FEW_IN_A_CALL = 2, 5
+"""Rows from which on packing pays for itself: of a weight, which is packed once, and of what is packed in every call."""
 
 Packed = dict[tuple[object, ...], ir.Value]
 """What has been packed, and how: an operand of several contractions (the steps of a recurrent layer) is packed once."""
@@ -76,8 +76,10 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
         return
     side = 0 if used[0] else 1
     # What is packed in every call had better be read more often by the product than by the packing.
-    kept = layouts.of(op.operands[side]).root in weights or (_row_count(op, layouts, side) or FEW) >= FEW
-    pair = _pair_loop(op, side, layouts) if shape.pairs else None
+    weight = layouts.of(op.operands[side]).root in weights
+    few = FEW if weight else FEW_IN_A_CALL
+    kept = weight or (_row_count(op, layouts, side) or few) >= few
+    pair = _pair_loop(op, side, layouts, few) if shape.pairs else None
     if pair is not None and not kept and layouts.of(op.operands[side]).strides[st.map_dims(maps[side]).index(lane)] == 1:
         pair = None
     if pair is not None:
@@ -86,11 +88,10 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
     _widen_rows(op, 1 - side, layouts, packed)
     operand = op.operands[side]
     dims = st.map_dims(maps[side])
-    if None in dims or _few_rows(op, layouts, side):
+    if None in dims or _few_rows(op, layouts, side, few):
         return
     at = dims.index(lane)
     layout = layouts.of(operand)
-    weight = kept and st.owner(layout.root) is None
     contiguous = layout.strides[at] == 1
     rows = [n for d, n in zip(out, sizes) if d != lane and d is not None and d not in dims]
     if contiguous and not weight:
@@ -109,14 +110,14 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
     _blocked(op, side, at, block, layouts, packed)
 
 
-def _pair_loop(op: ir.Operation, side: int, layouts: Layouts) -> int | None:
+def _pair_loop(op: ir.Operation, side: int, layouts: Layouts, few: int) -> int | None:
     """The reduction loop of a bf16 product along which the rows are contiguous: it is cut in pairs."""
     maps = [st.map_dims(m) for m in st.maps(op)]
     if any(not isinstance(builders.element_type(v), ir.BF16Type) for v in st.inputs(op)):
         return None
     if not isinstance(builders.element_type(op.results[0]), ir.F32Type) or None in maps[side]:
         return None
-    if _few_rows(op, layouts, side) or not all(isinstance(n, int) for n in layouts.shapes.of(op.operands[side])):
+    if _few_rows(op, layouts, side, few) or not all(isinstance(n, int) for n in layouts.shapes.of(op.operands[side])):
         return None
     iterators = st.iterators(op)
     strides = layouts.of(op.operands[1 - side]).strides
@@ -127,14 +128,14 @@ def _pair_loop(op: ir.Operation, side: int, layouts: Layouts) -> int | None:
     return None
 
 
-def _few_rows(op: ir.Operation, layouts: Layouts, side: int) -> bool:
-    """Whether the rows are so few (known, fewer than `FEW`) that the lanes had better run along a reduction.
+def _few_rows(op: ir.Operation, layouts: Layouts, side: int, few: int) -> bool:
+    """Whether the rows are so few (known, fewer than `few`) that the lanes had better run along a reduction.
 
     Then both operands have to be contiguous along it, as a weight [n, k] is.
     """
     maps = [st.map_dims(m) for m in st.maps(op)]
     rows = _row_count(op, layouts, side)
-    if rows is None or rows >= FEW or None in maps[0] or None in maps[1]:
+    if rows is None or rows >= few or None in maps[0] or None in maps[1]:
         return False
     steps = [dict(zip(maps[i], layouts.of(op.operands[i]).strides)) for i in (0, 1)]
     iterators = st.iterators(op)

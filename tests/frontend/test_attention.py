@@ -64,6 +64,16 @@ def test_fewer_heads_of_keys(groups: int, m: int, n: int, dtype: torch.dtype) ->
     assert not [node for graph in report.graphs for node in graph.aten]
 
 
+def test_nothing_is_packed_for_a_few_rows() -> None:
+    """Keys and values of a cache are read once, as they are, and so is a matrix that is no weight."""
+    q, cache = torch.randn(1, 8, 1, 64), torch.randn(1, 2, 300, 64)
+    report = mlirc.explain(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), q, cache, cache + 1)
+    assert [len(graph.kernels) for graph in report.graphs] == [3]
+    for rows in (2, 8, 64):
+        report = mlirc.explain(torch.mm, torch.randn(rows, 64), torch.randn(64, 96))
+        assert [len(graph.kernels) for graph in report.graphs] == [1]
+
+
 def test_gradients_of_fewer_heads_of_keys() -> None:
     q, k, v = (heads(17, heads=n).double().float().requires_grad_() for n in (6, 2, 2))
 
