@@ -86,21 +86,10 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
         work = ops * 2048
     if lane in inner:
         ops = _body_ops(kernel, set(inner))
-    unroll, why_unroll = 1 if ops > 40 else 2 if ops > 12 else 4, f"about {ops} ops for an element"
     n = lanes(kernel, target)
-    if lane is not None and known(sizes[lane]) <= n * 2:
-        unroll, why_unroll = 1, f"{known(sizes[lane])} elements along the lanes"
-    if lane not in inner and d.reductions:
-        unroll, why_unroll = 1, "each lane has a reduction of its own"
-    elif lane in inner and unroll > 1:
-        unroll, why_unroll = 4, "accumulators that hide the latency of an addition"
-    if lane in acc.fixed and lane in rows and not d.reductions and any(st.kind(op) == "pad" for op in d.loops):
-        size = sizes[lane]
-        if isinstance(size, int) and size <= UNROLLED * n and size % n == 0:
-            unroll, why_unroll = size // n, "what is padding, and what is not, is known for each vector"
+    unroll, why_unroll = _unroll(kernel, lane, rows, inner, sizes, transposed, ops, n)
     if transposed is not None:
         outer.append(transposed)
-        unroll, why_unroll = 1, "blocks are transposed in registers"
     split = _split(kernel, lane, rows, inner, sizes, ops, n * unroll)
     block = staged_along(kernel, lane, rows, inner, sizes, n) if split is None else None
     copied = 0 if block is None else n
@@ -132,6 +121,28 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
 
 UNROLLED = 8
 """Vectors along a padded dim that are unrolled, whatever the kernel does."""
+
+
+def _unroll(
+    kernel: KernelFunction, lane: int | None, rows: list[int], inner: list[int], sizes: list[object], transposed: int | None, ops: int, n: int
+) -> tuple[int, str]:
+    """Vectors of `n` lanes per iteration of the lane loop, and why."""
+    d = kernel.domain
+    if transposed is not None:
+        return 1, "blocks are transposed in registers"
+    if lane in kernel.accesses.fixed and lane in rows and not d.reductions and any(st.kind(op) == "pad" for op in d.loops):
+        size = sizes[lane]  # type: ignore[index]
+        if isinstance(size, int) and size <= UNROLLED * n and size % n == 0:
+            return size // n, "what is padding, and what is not, is known for each vector"
+    if lane not in inner and d.reductions:
+        return 1, "each lane has a reduction of its own"
+    if lane is not None and known(sizes[lane]) <= n * 2:
+        return 1, f"{known(sizes[lane])} elements along the lanes"
+    if ops > 40:
+        return 1, f"about {ops} ops for an element"
+    if lane in inner:
+        return 4, "accumulators that hide the latency of an addition"
+    return 2 if ops > 12 else 4, f"about {ops} ops for an element"
 
 
 def _half_width(kernel: KernelFunction, target: Target, lane: int, sizes: list[object], block: int | None) -> bool:
