@@ -159,7 +159,7 @@ class _Body:
             layout = self.layouts.of(v)
             sizes = self._describe(self.layouts.shapes.of(v))  # type: ignore[arg-type]
             attribute = {}
-            if any(isinstance(s, str) for s in sizes):
+            if any(isinstance(s, str) for s in sizes) or min(st.shape(v), default=0) < 0:  # or a number that the type does not know
                 attribute["mlirc.sizes"] = _texts(sizes)
             if layout.offset != 0 or not self.layouts.dense(v) or any(isinstance(s, str) for s in sizes[1:]):
                 attribute["mlirc.strides"] = _texts(self._describe(layout.strides))

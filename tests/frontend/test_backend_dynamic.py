@@ -102,6 +102,14 @@ def test_one_that_only_the_guards_know(part):
     torch.testing.assert_close(torch.compile(f, backend="mlirc", dynamic=True)(x, y), f(x, y))
 
 
+def test_a_number_that_only_another_op_knows():
+    """A reshape to three rows of one makes the size of its source a number; the type of the scan's operand does not say so."""
+    x = R(3)
+    f = lambda x: (torch.cumsum(-x, 0), (-x).reshape(3, -1), torch.softmax(-x, 0))  # noqa: E731
+    for got, expected in zip(torch.compile(f, backend="mlirc", dynamic=True, options={"strict": True})(x), f(x)):
+        torch.testing.assert_close(got, expected)
+
+
 def test_marked_dims():
     compiled = torch.compile(lambda x, w: (x @ w).relu(), backend="mlirc", options={"strict": True})
     w = R(16, 24)

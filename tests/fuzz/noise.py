@@ -42,6 +42,8 @@ ACCUMULATING = frozenset(
 CANCELLING = frozenset(("gelu", "gelu_backward"))
 # The logarithm of a sum of one and what is smaller, and what a recurrence subtracts from: off by a rounding of one.
 OFF_BY_ONE = frozenset(("_log_softmax", "logsumexp", "digamma"))
+# Of a query that is not finite it makes zeros, where the three parts make NaN.
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 # What is the mean itself becomes zero, or a few roundings of it.
 CENTERED = frozenset("native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit cudnn_batch_norm".split())
 # Which of the two zeros they return depends on the order; divided by it, on the sign of an infinity.
@@ -96,6 +98,8 @@ class Noise(TorchDispatchMode):
                     o.copy_(self.moved(o))
                     if name in CANCELLING:
                         o.add_(self.moved(args[0]) - args[0])
+                    if name == FLASH and o.shape == args[0].shape:
+                        o.copy_(torch.where(args[0].isfinite().all(-1, keepdim=True), o, torch.nan))
                     if name in CENTERED:
                         coin = torch.rand(o.shape, generator=self.generator) < 0.5
                         o.copy_(torch.where(coin & (o.abs() < 16 * torch.finfo(o.dtype).eps), 0, o))
