@@ -27,7 +27,7 @@ _STORES = {"vector.store": 0, "vector.maskedstore": -1}
 """Ops that write memory in order: which operand is the vector."""
 _MASKS = {"vector.constant_mask", "vector.create_mask"}
 ANY_ORDER = "mlirc.any_order"
-"""On memory of a function's own: it is written and read in the same whole vectors."""
+"""On memory of a function's own: it is written and read in the same whole vectors, which do not overlap."""
 _OF_LANES = {"vector.broadcast", "vector.reduction", "scf.if", "scf.for", "scf.yield", "func.return"}
 """Ops that do not mind the order, besides elementwise arithmetic."""
 
@@ -129,10 +129,12 @@ def _in_any_order(op: ir.Operation) -> bool:
     return not isinstance(buffer.owner, ir.Block) and ANY_ORDER in buffer.owner.operation.attributes
 
 
-def _is_splat(value: ir.Value) -> bool:
+def _is_splat(value: ir.Value, number: int | None = None) -> bool:
+    """Whether all lanes of a value are the same constant, `number` if one is given."""
     if isinstance(value.owner, ir.Block) or value.owner.operation.name != "arith.constant":
         return False
-    return ir.DenseElementsAttr(value.owner.operation.attributes["value"]).is_splat
+    constant = ir.DenseElementsAttr(value.owner.operation.attributes["value"])
+    return constant.is_splat and (number is None or ir.IntegerAttr(constant.get_splat_value()).value == number)
 
 
 class _Rewriting:
@@ -226,5 +228,8 @@ def _upper_halves(value: ir.Value) -> ir.Value | None:
     for name in ("arith.bitcast", "arith.trunci", "arith.shrui"):
         if isinstance(value.owner, ir.Block) or value.owner.operation.name != name:
             return None
-        value = value.owner.operation.operands[0]
+        op = value.owner.operation
+        if name == "arith.shrui" and not (element_type(value.type).width == 32 and _is_splat(op.operands[1], 16)):
+            return None
+        value = op.operands[0]
     return value

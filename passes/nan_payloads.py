@@ -1,7 +1,8 @@
 """Whether a NaN of a function can have bits in the lower half of its f32.
 
-Arithmetic makes the NaN 0x7fc00000, or hands on one that it was given, made quiet; bf16 values widened have nothing in the lower half.
-So only what a function reads as f32, f16 or f64, or puts together from integers that it reads, can have. Where nothing can, a
+Arithmetic makes the NaN 0x7fc00000 or 0xffc00000, or hands on one that it was given, made quiet; bf16 values widened have nothing in
+the lower half. So only what a function reads as f32, f16 or f64, or puts together from integers, can have. The expansions of math
+functions put floats together too, but no such NaN, and say so on the op. Where nothing can, a
 rounding to bf16 need not look for NaN: adding 0x8000 neither carries into the sign nor leaves infinity behind.
 """
 
@@ -9,26 +10,24 @@ from __future__ import annotations
 
 import struct
 
-from ..dialects.math_expansions.num import element_type
+from ..dialects.math_expansions.num import NO_PAYLOAD, element_type
 from ..dialects.mlir import ir
 
 _LOADS = ("memref.load", "vector.load", "vector.maskedload", "vector.gather", "vector.expandload", "vector.transfer_read", "llvm.load")
 _FLOATS = (ir.F32Type, ir.F64Type, ir.F16Type)
-_WITHOUT_FLOATS = ("arith.cmpf", "arith.cmpi", "arith.fptosi", "arith.fptoui", "arith.constant")
 
 
 def may_have_payloads(function: ir.Operation) -> bool:
     """Whether the lower half of some NaN may be other than zero."""
     found = any(isinstance(element_type(a.type), _FLOATS) for a in function.regions[0].blocks[0].arguments)
-    known: dict[ir.Value, bool] = {}
 
     def look(op: ir.Operation) -> ir.WalkResult:
         nonlocal found
         name = op.name
         if name in _LOADS:
             found |= isinstance(element_type(op.results[0].type), _FLOATS) and not _is_own(op.operands[0])
-        elif name == "arith.bitcast":
-            found |= isinstance(element_type(op.results[0].type), _FLOATS) and not _from_floats(op.operands[0], known)
+        elif name in ("arith.bitcast", "vector.bitcast"):
+            found |= isinstance(element_type(op.results[0].type), _FLOATS) and NO_PAYLOAD not in op.attributes
         elif name == "arith.constant":
             found |= isinstance(element_type(op.results[0].type), _FLOATS) and _has_payload(op.attributes["value"])
         elif name in ("func.call", "llvm.call"):
@@ -50,25 +49,17 @@ def _has_payload(value: ir.Attribute) -> bool:
 
 
 def _is_own(buffer: ir.Value) -> bool:
-    """Whether memory is the function's own: what is read there, it has stored."""
+    """Whether memory is the function's own, and no function that it calls gets it: what is read there, it has stored."""
     while not isinstance(buffer.owner, ir.Block):
         op = buffer.owner.operation
         if op.name == "memref.alloca":
-            return True
+            return not _is_handed_on(buffer)
         if op.name != "memref.cast":
             return False
         buffer = op.operands[0]
     return False
 
 
-def _from_floats(value: ir.Value, known: dict[ir.Value, bool]) -> bool:
-    """Whether an integer is computed from constants, comparisons and the bits of floats alone."""
-    if value not in known:
-        known[value] = False  # what a loop carries
-        if not isinstance(value.owner, ir.Block):
-            op = value.owner.operation
-            if op.name in _WITHOUT_FLOATS or op.name == "arith.bitcast" and isinstance(element_type(op.operands[0].type), _FLOATS):
-                known[value] = True
-            elif op.name.startswith(("arith.", "vector.broadcast", "vector.shuffle", "vector.extract_strided_slice")):
-                known[value] = all(_from_floats(v, known) for v in op.operands)
-    return known[value]
+def _is_handed_on(buffer: ir.Value) -> bool:
+    users = [use.owner.operation for use in buffer.uses]
+    return any(op.name == "func.call" or op.name == "memref.cast" and _is_handed_on(op.results[0]) for op in users)

@@ -44,6 +44,10 @@ F32 = Format("f32", 32, 23, 127, 0x7F800000)
 F64 = Format("f64", 64, 52, 1023, 0x7FF0000000000000)
 
 
+NO_PAYLOAD = "mlirc.no_payload"
+"""On a bitcast to a float: where it is NaN, it is one with nothing but the quiet bit, or one that was given (`passes.nan_payloads`)."""
+
+
 class ConstantPool:
     """Keeps one `arith.constant` per type and value at the start of a block, instead of one per use."""
 
@@ -224,7 +228,9 @@ class Num:
         """The float with this bit pattern (of an i32 or i64)."""
         wide = ir.IntegerType(element_type(self.type)).width == 64
         element = ir.F64Type.get() if wide else ir.F32Type.get()
-        return Num(arith.BitcastOp(with_element(self.type, element), self.value).result)
+        op = arith.BitcastOp(with_element(self.type, element), self.value)
+        op.operation.attributes[NO_PAYLOAD] = ir.UnitAttr.get()
+        return Num(op.result)
 
     def to_float(self) -> "Num":
         """The value of an i32, rounded to f32."""

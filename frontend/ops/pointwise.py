@@ -199,6 +199,11 @@ def add_sub(b: GraphBuilder, node: Any, x: Operand, y: Operand, alpha: Any = 1) 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(b: GraphBuilder, node: Any, x: Operand, y: Operand, *, rounding_mode: str | None) -> T:
     body = {None: s.divide, "floor": s.divide_floor, "trunc": s.divide_trunc}[rounding_mode]
+    common = elementwise_dtypes(*map(meta, node.args[:2]), type_promotion_kind=Kind.DEFAULT)[1]
+    divisor = meta(node.args[1])
+    if rounding_mode == "trunc" and common in (torch.bfloat16, torch.float16) and getattr(divisor, "ndim", 0):
+        # ATen rounds the quotient first, unless it divides by a number.
+        body = lambda d, u, v: s.trunc(d, cast(cast(arith.divf(u, v), d, common), common, d))  # noqa: E731
     kind = Kind.DEFAULT if rounding_mode else Kind.INT_TO_FLOAT
     return apply(b, node, [x, y], list(node.args[:2]), kind, body)
 

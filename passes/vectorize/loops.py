@@ -271,13 +271,14 @@ class Loops:
         return n * 4 <= 128 * 1024
 
     def _allocate(self) -> None:
-        """One-row buffers for kept values, at the top of the body. Lanes lie side by side, whichever of the inner classes has them."""
+        """One-row buffers for kept values. Lanes lie side by side, in whole vectors: their order is not known."""
         self.row_buffers: list[dict[ir.Value, Memory]] = [{} for _ in range(self.s.rows)]
         for buffers, v in itertools.product(self.row_buffers, self.kept):
             strides, step = {}, 1 if self.horizontal else self.s.lanes * self.s.unroll
             for c in sorted(reversed(self.s.inner), key=lambda c: c != self.s.lane):
                 strides[c] = step
                 step *= int(self.s.merged.get(c, self.d.sizes[c]))  # type: ignore[call-overload]
+                step = -(-step // self.s.lanes) * self.s.lanes
             element = builders.element_type(v)
             kind = ir.MemRefType.get([step + self.s.lanes], storage_type(element))
             place = memref.AllocaOp(kind, [], [], alignment=64).result

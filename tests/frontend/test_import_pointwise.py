@@ -156,6 +156,16 @@ def test_numbers_have_the_dtype_of_the_tensors_where_a_little_more_is_much(op, d
         assert torch.equal(torch.compile(lambda x: op(0.3333, x), backend="mlirc")(x), op(0.3333, x))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_truncated_quotients_are_rounded_first(dtype):
+    y = torch.rand(2000).add(0.5).mul(9).to(dtype)
+    x = torch.cat([torch.tensor([-75.5, 15.125]).to(dtype), (y * torch.arange(2000).remainder(90)).to(dtype)[2:]])
+    y[0] = 15.125
+    f = lambda x, y: [torch.div(a, b, rounding_mode="trunc") for a, b in ((x, y), (x, 0.3), (x, y[0]), (x[0], y))]  # noqa: E731
+    for expected, got in zip(f(x, y), torch.compile(f, backend="mlirc")(x, y)):
+        assert torch.equal(expected, got)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_type_promotion_and_broadcasting(dynamic):
     x, j, m = torch.randn(3, 17), torch.randint(1, 9, (17,)), torch.randn(3, 1) > 0

@@ -116,3 +116,15 @@ def test_values(size, dynamic):
 def test_rows_that_are_read_as_they_lie():
     x, w = torch.randn(3, 40, 66).bfloat16(), torch.randn(66).bfloat16()
     matches(lambda x, w: ((x[:, 1:] * w)[..., :65], x[..., 1:] + x[..., :-1], x[:, ::2] * 2, x.flip(-1) * 2, F.pad(x, (3, 2)) + 1), x, w)
+
+
+@pytest.mark.parametrize("size", [17, 20, 30, 40, 72, 100])
+def test_rows_of_two_dims_that_are_kept(size):
+    """A row of 7 x 20 elements is kept in vectors that do not overlap: in any order of the lanes, each has its own."""
+    x, w = torch.randn(16, 7, 160).bfloat16(), torch.randn(3, size, 7, 64).bfloat16()
+
+    def f(x, w):
+        z = torch.tanh(x[..., :size])
+        return z - z.amax((1, 2), keepdim=True), F.layer_norm(z, (7, size)), F.layer_norm(w.permute(0, 3, 2, 1), (7, size))
+
+    matches(f, x, w, factor=2)

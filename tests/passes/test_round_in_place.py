@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from mlirc.dialects.mlir import ir
 from mlirc.lowering.target import Target
@@ -106,3 +107,19 @@ def test_all_bit_patterns():
 def test_a_chain_of_bf16_ops(length):
     x, y = torch.randn(3, length).bfloat16(), torch.randn(3, length).bfloat16()
     matches(lambda x, y: torch.where(x > y, (x + y) * y, torch.relu(x - y)).abs(), x, y)
+
+
+def test_nan_with_any_payload_stays_nan():
+    """Through a buffer that another function fills, and out of integers."""
+    x = torch.randn(64, 4096)
+    x.view(torch.int32)[3, 5], x.view(torch.int32)[4, 6] = -1, 0x7FFFFFFF
+    y = torch.tensor([1.0, float("inf"), -float("inf")] * 11).bfloat16()
+
+    def f(x, y):
+        odd = (y.float().view(torch.int32) + 1).view(torch.float32)
+        full = (y.nan_to_num(1.0, 1.0, 1.0).to(torch.int32) | 0x7FFFFFFF).view(torch.float32)
+        norms = F.layer_norm(x.t(), (64,)), F.rms_norm(x.t(), (64,))
+        return [v.to(torch.bfloat16) for v in (*norms, odd, full, x, x * 2)]
+
+    for got, expected in zip(torch.compile(f, backend="mlirc")(x, y), f(x, y)):
+        assert torch.equal(got.isnan(), expected.isnan()) and torch.equal(got.isinf(), expected.isinf())
