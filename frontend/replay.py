@@ -45,16 +45,22 @@ def aliases_of_inputs(n_outputs: int) -> dict[int, int]:
 def replay_of(output: torch.fx.Node, place: torch.fx.Node, number: int) -> Replay | None:
     """How `output` comes from the placeholder `place`, or from what is written to it; None if not by views alone."""
     steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
-    n = output
-    while n is not place and _is_view(n):
+    n, new = output, _written_to(place)
+    while n not in (place, new) and _is_view(n):
         numbers = torch.fx.node.map_arg((n.args[1:], n.kwargs), lambda a: _expr(a.meta.get("val")))
         steps.append((n.target, *numbers))
         n = n.args[0]  # type: ignore[assignment]
     root, value = n.meta["val"], place.meta["val"]
     same_sizes = len(root.shape) == len(value.shape) and all(same(normal(a), normal(b)) for a, b in zip(root.shape, value.shape))
-    if root.dtype != value.dtype or not same_sizes or not steps:
+    if root.dtype != value.dtype or not same_sizes or not steps or (new is not None and n not in (place, new)):
         return None
     return Replay(number, steps[::-1], _strided(output.meta["val"], value) if n is place else None)
+
+
+def _written_to(place: torch.fx.Node) -> torch.fx.Node | None:
+    """What the graph writes to an input in the end, which may be a view itself: `x.t().add_(1)` writes a transposed sum to x."""
+    copies = [u for u in place.users if u.target is torch.ops.aten.copy_.default and u.args[0] is place]
+    return copies[-1].args[1] if copies else None  # type: ignore[return-value]
 
 
 def _strided(output: torch.Tensor, place: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:

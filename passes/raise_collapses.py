@@ -51,7 +51,7 @@ def _fits(op: ir.Operation, merge: ir.Operation) -> bool:
     maps = [st.map_dims(m) for m in st.maps(op)]
     straight = list(range(len(st.iterators(op))))
     groups = st.reassociation(merge)
-    if maps[-1] != straight or any(None in m for m in maps):
+    if maps[-1] != straight or len(groups) != len(straight) or any(None in m for m in maps):
         return False
     for v, m in zip(st.inputs(op), maps):
         if m == straight and _merged_alike(v, merge):

@@ -73,3 +73,11 @@ def test_a_transposed_convolution_with_its_activation(dtype, dynamic):
     x, y = torch.randn(2, 6, 5, 7, dtype=dtype), torch.randn(2, 3, 10, 14, dtype=dtype)
     with torch.no_grad():
         matches(lambda x, y: torch.cat([F.silu(module(x)), y], 1), x, y, dynamic=dynamic, factor=4)
+
+
+def test_a_product_that_is_broadcast():
+    """Its reader has more loops than the collapse has groups."""
+    x, w = torch.randn(3, 3, 3), torch.randn(6, 1, 1)
+    f = lambda x, w: F.conv1d(x, w, None, groups=3).expand(2, 3, 6, 3) + 1  # noqa: E731
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(f, backend="mlirc", options={"strict": True})(x, w), f(x, w))

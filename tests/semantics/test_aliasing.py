@@ -104,6 +104,18 @@ def test_gapped_view_of_an_input_that_is_written_needs_gradients():
 
 
 @MODES
+def test_a_view_of_an_input_that_is_written_transposed(dynamic):
+    """What is written to x is a transposed sum; the view is one of x, not of the sum."""
+
+    def f(x, w):
+        x.transpose(1, 0).add_(2.0)
+        return x.expand(1, *x.shape).select(1, 1), x[1:], x.t()[1:], (x * w).sum()
+
+    agree(f, R(3, 3), R(3, 3), dynamic=dynamic)
+    agree(f, R(3, 3), R(3, 3, requires_grad=True), dynamic=dynamic)
+
+
+@MODES
 def test_a_view_of_the_input_at_an_offset(dynamic):
     """AOTAutograd makes these views again, from memory that starts elsewhere than in the functional graph."""
 
