@@ -44,8 +44,6 @@ CANCELLING = frozenset(("gelu", "gelu_backward"))
 OFF_BY_ONE = frozenset(("_log_softmax", "logsumexp", "digamma"))
 # Of a query that is not finite it makes zeros, where the three parts make NaN.
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
-# What is the mean itself becomes zero, or a few roundings of it.
-CENTERED = frozenset("native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit cudnn_batch_norm".split())
 # Which of the two zeros they return depends on the order; divided by it, on the sign of an infinity.
 EXTREMA = frozenset("maximum minimum amax amin max min fmax fmin aminmax relu relu_ clamp clamp_ clamp_min clamp_max".split())
 
@@ -100,9 +98,9 @@ class Noise(TorchDispatchMode):
                         o.add_(self.moved(args[0]) - args[0])
                     if name == FLASH and o.shape == args[0].shape:
                         o.copy_(torch.where(args[0].isfinite().all(-1, keepdim=True), o, torch.nan))
-                    if name in CENTERED:
+                    if name.rstrip("_") in ACCUMULATING:  # what cancels may cancel exactly
                         coin = torch.rand(o.shape, generator=self.generator) < 0.5
-                        o.copy_(torch.where(coin & (o.abs() < 16 * torch.finfo(o.dtype).eps), 0, o))
+                        o.copy_(torch.where(coin & (o.abs() < 16 * torch.finfo(o.dtype).eps * _largest(args)), 0, o))
                     if name in OFF_BY_ONE:
                         one = torch.ones_like(o)
                         o.add_(self.moved(one) - one)
@@ -112,6 +110,12 @@ class Noise(TorchDispatchMode):
 def _with_memory(x: Any) -> Any:
     """Gradients that are zero have none in autograd."""
     return torch.zeros(x.shape, dtype=x.dtype) if isinstance(x, torch.Tensor) and x._is_zerotensor() else x
+
+
+def _largest(args: Any) -> float:
+    """The largest finite number among floating-point operands, at least one."""
+    tensors = [x for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel()]
+    return max([1.0, *(x.double().abs().nan_to_num(0.0, 0.0, 0.0).max().item() for x in tensors)])
 
 
 def _finest(args: Any) -> torch.dtype | None:
