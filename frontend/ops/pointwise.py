@@ -39,11 +39,22 @@ def promote(raw: list[Any], kind: Kind = Kind.DEFAULT) -> torch.dtype:
 def _of_tensors(raw: list[Any], body: Body) -> Body:
     """`body` on arguments rounded to the 16-bit type that they share in ATen, for ops that jump where a number is a little larger:
     ATen's scalars have the dtype of the tensors there, `x > 0.1` compares with what 0.1 is in bf16."""
-    common = elementwise_dtypes(*map(meta, raw), type_promotion_kind=Kind.DEFAULT)[1]
-    if not common.is_floating_point or common.itemsize > 2:
+    half = _half(raw)
+    if half is None:
         return body
-    given = [getattr(meta(x), "dtype", None) == common for x in raw]
-    return lambda d, *v: body(d, *(x if same else cast(cast(x, d, common), common, d) for x, same in zip(v, given)))
+    given = [getattr(meta(x), "dtype", None) == half for x in raw]
+    return lambda d, *v: body(d, *(x if same else _rounded(x, d, half) for x, same in zip(v, given)))
+
+
+def _half(raw: list[Any]) -> torch.dtype | None:
+    """The 16-bit float type that ATen promotes these arguments to; None if it is another."""
+    common = elementwise_dtypes(*map(meta, raw), type_promotion_kind=Kind.DEFAULT)[1]
+    return common if common in (torch.bfloat16, torch.float16) else None
+
+
+def _rounded(x: ir.Value, d: torch.dtype, half: torch.dtype) -> ir.Value:
+    """A value of dtype `d` with the precision of `half`."""
+    return cast(cast(x, d, half), half, d)
 
 
 def out_shape(node: torch.fx.Node) -> tuple[Any, ...]:
@@ -199,11 +210,11 @@ def add_sub(b: GraphBuilder, node: Any, x: Operand, y: Operand, alpha: Any = 1) 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(b: GraphBuilder, node: Any, x: Operand, y: Operand, *, rounding_mode: str | None) -> T:
     body = {None: s.divide, "floor": s.divide_floor, "trunc": s.divide_trunc}[rounding_mode]
-    common = elementwise_dtypes(*map(meta, node.args[:2]), type_promotion_kind=Kind.DEFAULT)[1]
+    half = _half(list(node.args[:2]))
     divisor = meta(node.args[1])
-    if rounding_mode == "trunc" and common in (torch.bfloat16, torch.float16) and getattr(divisor, "ndim", 0):
+    if rounding_mode == "trunc" and half is not None and getattr(divisor, "ndim", 0):
         # ATen rounds the quotient first, unless it divides by a number.
-        body = lambda d, u, v: s.trunc(d, cast(cast(arith.divf(u, v), d, common), common, d))  # noqa: E731
+        body = lambda d, u, v: s.trunc(d, _rounded(arith.divf(u, v), d, half))  # noqa: E731
     kind = Kind.DEFAULT if rounding_mode else Kind.INT_TO_FLOAT
     return apply(b, node, [x, y], list(node.args[:2]), kind, body)
 
