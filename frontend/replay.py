@@ -19,6 +19,11 @@ import torch.utils._pytree as pytree
 from .evaluate import evaluator
 from .extents import normal, same
 
+# The functional graph writes to a tensor without gaps, of which `flatten` is a view; in the call it is a copy.
+_NO_VIEW = """an output that torch.compile takes for a view of an input that was written to is a copy in eager mode: {} is no view of \
+an input with strides {} (AOTAutograd's analysis; with other backends the output's values are wrong). \
+Return a clone of it: `.clone()`"""
+
 
 @dataclass
 class Replay:
@@ -111,7 +116,10 @@ def replayer(replay: Replay, symbols: Sequence[sympy.Symbol]) -> Callable[[list[
             values[i] = x
         out = args[replay.input]
         for target, (rest, kwargs) in zip(targets, pytree.tree_unflatten(values, tree)):
-            out = target(out, *rest, **kwargs)
+            try:
+                out = target(out, *rest, **kwargs)
+            except RuntimeError as e:
+                raise RuntimeError(_NO_VIEW.format(target, list(out.stride()))) from e
         return out
 
     return make
