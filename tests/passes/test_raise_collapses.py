@@ -81,3 +81,15 @@ def test_a_product_that_is_broadcast():
     f = lambda x, w: F.conv1d(x, w, None, groups=3).expand(2, 3, 6, 3) + 1  # noqa: E731
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(f, backend="mlirc", options={"strict": True})(x, w), f(x, w))
+
+
+@pytest.mark.parametrize("other", ["argument", "product"])
+def test_symbolic_sizes_that_merge_in_the_other_order(other):
+    """The types of both are ?x?, but n x m is not m x n: it read, and wrote, past the end."""
+    x, w, y = torch.randn(5, 8), torch.randn(7, 8), torch.randn(7, 5)
+
+    def f(x, w, y):
+        z = y if other == "argument" else w @ x.t() + y
+        return torch.relu((x @ w.t()).reshape(-1) + z.reshape(-1))
+
+    matches(f, x, w, y, dynamic=True, factor=4)
