@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from ...dialects.mlir import ir
 from .adjust import MODEL, Adjustment, Pin, adjusted, parse_pins, pinned
 from .contractions import ContractionStrategy, contraction, pack_shape
-from .loops import LoopStrategy, loops, scan, scatter, transposes
+from .loops import LoopStrategy, loops, transposes
+from .scatter import scan, scatter
 from .stage import staged
 
 if TYPE_CHECKING:

@@ -28,3 +28,16 @@ def product(classes: list[int], sizes: list[object]) -> int:
     for c in classes:
         n *= known(sizes[c])
     return n
+
+
+def grain(work: int) -> int:
+    """Parallel iterations below which no second thread is worth it, for the element-operations of one."""
+    return max(1, WORK_PER_THREAD // max(work, 1))
+
+
+def why_grain(work: int) -> dict[str, str]:
+    return {"grain": f"about {work} element-operations an iteration, and a thread is worth {WORK_PER_THREAD}"}
+
+
+def why_lanes(target: Target) -> dict[str, str]:
+    return {"lanes": f"{target.vector_bits}-bit vectors"}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
-from .common import known, product
+from .walk import Walk
 
 if TYPE_CHECKING:
     from ..vectorize.kernel import KernelFunction
@@ -22,16 +22,16 @@ BLOCK_BYTES = 128 * 1024
 """What a block of rows has at most: it is on the stack, and read again from the cache."""
 
 
-def staged_along(kernel: KernelFunction, lane: int | None, rows: list[int], inner: list[int], sizes: list[object], lanes: int) -> int | None:
+def staged_along(walk: Walk) -> int | None:
     """The class of rows along which most operands are to be transposed in blocks, if any is."""
-    if lane not in inner or not all(isinstance(sizes[c], int) for c in inner):
+    if walk.lane not in walk.inner or not walk.fixed_inner:
         return None
-    counts = {c: len(staged(kernel, lane, c, inner)) for c in rows if known(sizes[c]) >= lanes}  # type: ignore[arg-type]
-    best = max(counts, key=lambda c: counts[c], default=None)
-    if best is None or not counts[best]:
+    operands = {c: staged(walk.kernel, walk.lane, c, walk.inner) for c in walk.rows if walk.size(c) >= walk.lanes}
+    best = max(operands, key=lambda c: len(operands[c]), default=None)
+    if best is None or not operands[best]:
         return None
-    nbytes = sum(builders.element_type(v).width // 8 or 1 for v in staged(kernel, lane, best, inner))  # type: ignore[arg-type]
-    return best if nbytes * lanes * product(inner, sizes) <= BLOCK_BYTES else None
+    nbytes = sum(builders.element_type(v).width // 8 or 1 for v in operands[best])
+    return best if nbytes * walk.lanes * walk.product(walk.inner) <= BLOCK_BYTES else None
 
 
 def staged(kernel: KernelFunction, lane: int, along: int, inner: list[int]) -> dict[ir.Value, list[int | None]]:

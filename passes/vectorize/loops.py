@@ -13,18 +13,17 @@ buffer of one row, or read back from the output if they are stored anyway.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...dialects import builders
-from ...dialects.mlir import arith, ir, memref, vector
+from ...dialects.mlir import arith, ir, vector
 from ...errors import CompileError
 from .. import structure as st
-from ..even_odd import ANY_ORDER
 from ..strategy import LoopStrategy, transposes
 from . import entry
-from .evaluate import Evaluator, Lookup, Memory, Tile, storage_type
+from .evaluate import Evaluator, Lookup, Tile
+from .keep import KeptRows, values_to_keep
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
 from .nest import Values, delinearize, lane_loop, loop
@@ -80,15 +79,15 @@ class Loops:
         return functools.reduce(e.math.mul, (self._trips(e, c) for c in self.s.parallel), 1)
 
     def _trips(self, e: Evaluator, c: int) -> Number:
-        return e.math.ceildiv(self._size(e, c), (c == self.s.transposed and self.s.staged) or 1)
+        return e.math.ceildiv(self._size(e, c), self.s.block if c == self.s.staged else 1)
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
         self.out = self.k.bind(e, slots)
         self._plan()
-        self._allocate()
-        if self.s.staged:
-            self.stage = Stage(self.k, self.s, e, self.env, lambda e: self._size(e, self.s.transposed))  # type: ignore[arg-type]
+        self._keep()
+        if self.s.staged is not None:
+            self.stage = Stage(self.k, self.s, e, self.env, lambda e: self._size(e, self.s.staged))  # type: ignore[arg-type]
 
         def place(p: Number) -> None:
             for c, i in zip(self.s.parallel, delinearize(e, p, [self._trips(e, c) for c in self.s.parallel])):
@@ -225,76 +224,14 @@ class Loops:
                 phases.append(Phase([], [], []))
             phases[at].stores.append(n)
         self.phases = phases
-        self._buffers(depth)
 
-    def _buffers(self, depth: object) -> None:
-        """Which values to keep from one phase to the next: dear, full-sized, used again later."""
-        first: dict[ir.Value, int] = {}
-        again: set[ir.Value] = set()
-
-        def visit(v: ir.Value, phase: int, here: set[ir.Value]) -> None:
-            op = st.owner(v)
-            if op is None or v in here or st.kind(op) in ("reduction", "aux"):
-                return
-            here.add(v)
-            if st.kind(op) == "elementwise" and first.setdefault(v, phase) != phase:
-                again.add(v)
-            for w in st.tensors_read(op):
-                visit(w, phase, here)
-
-        for n, phase in enumerate(self.phases):
-            here: set[ir.Value] = set()
-            for op in phase.reductions:
-                for w in st.tensors_read(op):
-                    visit(w, n, here)
-            for s in phase.stores:
-                visit(self.k.results[s], n, here)
-        full = set(self.d.rows) | set(self.d.inner)
-        self.kept: dict[ir.Value, ir.Operation] = {}
+    def _keep(self) -> None:
+        """Choose what is kept from phase to phase, and allocate the room for it."""
+        reads = [[*(v for op in p.reductions for v in st.tensors_read(op)), *(self.k.results[n] for n in p.stores)] for p in self.phases]
         stored = {self.k.results[n] for p in self.phases for n in p.stores}
-        for v in again:
-            op = st.owner(v)
-            if op is None or set(self.d.classes(op)) != full or v in stored or op in self.d.displaced:
-                continue
-            if self._room() and _dear(op):
-                self.phases[first[v]].keep.append(v)
-                self.kept[v] = op
-
-    def _room(self) -> bool:
-        """Whether one row has a known size that fits the cache."""
-        n = self.s.lanes if not self.horizontal else 1
-        for c in self.s.inner:
-            size = self.s.merged.get(c, self.d.sizes[c])
-            if not isinstance(size, int):
-                return False
-            n *= size
-        return n * 4 <= 128 * 1024
-
-    def _allocate(self) -> None:
-        """One-row buffers for kept values. Lanes lie side by side, in whole vectors: their order is not known."""
-        self.row_buffers: list[dict[ir.Value, Memory]] = [{} for _ in range(self.s.rows)]
-        for buffers, v in itertools.product(self.row_buffers, self.kept):
-            strides, step = {}, 1 if self.horizontal else self.s.lanes * self.s.unroll
-            for c in sorted(reversed(self.s.inner), key=lambda c: c != self.s.lane):
-                strides[c] = step
-                step *= int(self.s.merged.get(c, self.d.sizes[c]))  # type: ignore[call-overload]
-                step = -(-step // self.s.lanes) * self.s.lanes
-            element = builders.element_type(v)
-            kind = ir.MemRefType.get([step + self.s.lanes], storage_type(element))
-            place = memref.AllocaOp(kind, [], [], alignment=64).result
-            place.owner.operation.attributes[ANY_ORDER] = ir.UnitAttr.get()
-            dynamic = ir.MemRefType.get([builders.DYNAMIC], storage_type(element))
-            buffers[v] = Memory(memref.cast(dynamic, place), [strides[c] for c in self.s.inner], element)
-
-    def _buffer_point(self) -> Point:
-        return tuple(self.env[c] for c in self.s.inner)
-
-    def _access_buffer(self, v: ir.Value, row: int) -> tuple[Memory, Point]:
-        place = self.row_buffers[row][v]
-        if self.horizontal or self.s.lane is None:
-            return place, self._buffer_point()
-        lanes = Index(0, 1)
-        return Memory(place.buffer, [*place.strides, 1], place.element), (*self._buffer_point(), lanes)
+        for phase, values in zip(self.phases, values_to_keep(self.k, self.s, reads, stored)):
+            phase.keep = values
+        self.kept = KeptRows(self.s, self.d, [v for p in self.phases for v in p.keep], self.env)
 
     # One row
 
@@ -321,7 +258,7 @@ class Loops:
                 turn(row)
                 self._phase(phase)
                 for v in phase.keep:
-                    e.known[v] = lambda point, v=v, row=row: e.load(*self._access_buffer(v, row))
+                    e.known[v] = lambda point, v=v, row=row: e.load(*self.kept.place(v, row))
                 for n in phase.stores:
                     v = self.k.results[n]
                     if v not in finished and v not in phase.keep and st.owner(v) not in self.d.displaced:
@@ -437,7 +374,7 @@ class Loops:
             # The buffer has room for whole vectors: what lies past the end is stored and never used.
             value = e.value(v, self._point_of(v))
             mask, e.mask = e.mask, None
-            e.store(*self._access_buffer(v, self.row), value)
+            e.store(*self.kept.place(v, self.row), value)
             e.mask = mask
         for n in phase.stores:
             self._store(n)
@@ -487,14 +424,3 @@ class Loops:
 SUM_BLOCK = 1 << 14
 """Elements that are added up before the sum joins a larger one: the error of a long sum grows with the block and the number of
 blocks, not with the number of elements (Higham, "The accuracy of floating point summation", SIAM J. Sci. Comput. 14, 1993)."""
-
-
-def _dear(op: ir.Operation) -> bool:
-    """Whether a value is worth a trip through the cache: transcendental functions, gathers, several operands."""
-    names = [st.operation(o).name for o in op.regions[0].blocks[0].operations]
-    cheap = {"math.absf", "math.fma", "math.sqrt"}
-    if any((n.startswith(("math.", "mlirc.")) and n not in cheap) or n in ("tensor.extract", "arith.divf") for n in names):
-        return True
-    return len(st.inputs(op)) > 1 and len(names) > 2 or any(
-        (p := st.owner(v)) is not None and st.kind(p) == "elementwise" and _dear(p) for v in st.inputs(op)
-    )

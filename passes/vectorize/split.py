@@ -51,9 +51,6 @@ class _Split(Loops):
 
     def build(self, symbol: str) -> ir.Module:
         self._plan()
-        for phase in self.phases:
-            phase.keep.clear()
-        self.kept = {}
         scratch = []
         for op in self.d.reductions:
             element = builders.element_type(op.results[0])
@@ -83,7 +80,6 @@ class _Split(Loops):
                 self.places[op] = Memory(partial, [self.count, *strides], element), Memory(whole, strides, element)
                 e.memory[op.results[0]] = self.places[op][1]
             self.env = {}
-            self.row_buffers = [{}]
             body(begin, end)
 
         return build

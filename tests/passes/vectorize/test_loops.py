@@ -279,3 +279,16 @@ def test_sums_of_products_multiply_and_add_at_once():
     assert run(x, y, got) == 0
     np.testing.assert_allclose(got, (x * y).sum(1), rtol=1e-4, atol=1e-4)
     assert untouched(got)
+
+
+def test_a_kernel_is_the_same_code_every_time():
+    """Several values are kept from phase to phase: in the order that the ops have."""
+    t, row = "tensor<8x40xf32>", "tensor<8xf32>"
+    body = ""
+    for n in range(6):
+        body += generic(f"%e{n}", [("%x", t)], t, ["i, j", "i, j"], f"%k = arith.constant {n}.0 : f32\n%s = arith.addf %a0, %k : f32\n%o = math.exp %s : f32")
+        body += generic(f"%n{n}", [(f"%e{n}", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
+        body += generic(f"%r{n}", [(f"%e{n}", t), (f"%n{n}", row)], t, ["i, j", "i", "i, j"], "arith.divf")
+    text = kernel([("%x", t)], body, [(f"%r{n}", t) for n in range(6)], [[40, 1]] * 6)
+    first, *others = [stages(text, "x86-64-v3")["vector"] for _ in range(4)]
+    assert first.count("memref.alloca") == 6 and all(other == first for other in others)

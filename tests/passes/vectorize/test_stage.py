@@ -40,7 +40,7 @@ def test_every_edge(n, m, target):
 def test_loads_are_contiguous_and_of_whole_blocks(target, lanes):
     text = centred(64, 48)
     chosen = strategy(text, target)
-    assert (chosen.lane, chosen.transposed) == (chosen.inner[0], chosen.parallel[-1])
+    assert (chosen.lane, chosen.staged) == (chosen.inner[0], chosen.parallel[-1])
     seen = stages(text, target)
     assert "gather" not in seen["vector"] and "mask" not in seen["vector"]
     copy = re.search(r"func.func private @k_stage\(.*?\n  }", seen["vector"], re.DOTALL)[0]
@@ -57,23 +57,23 @@ def test_rows_of_bf16_are_computed_in_full_registers(target, lanes):
     x, t, row = "tensor<96x64xbf16>", "tensor<64x96xbf16>", "tensor<64xf32>"
     text = generic("%m", [("%x", x)], row, ["j, i", "i"], "%x0 = arith.extf %a0 : bf16 to f32\n%o = arith.addf %x0, %a1 : f32", "pr", "ij", "0.0")
     text = kernel([("%x", x)], text + generic("%r", [("%x", x), ("%m", row)], t, ["j, i", "i", "i, j"], body), [("%r", t)], [[96, 1]])
-    assert (strategy(text, target).lanes, strategy(text, target).staged) == (lanes, lanes // 2)
+    assert (strategy(text, target).lanes, strategy(text, target).block) == (lanes, lanes // 2)
     seen = stages(text, target)
     # The rows' lanes are apart, those of the copy are not.
     assert "arith.extf" not in seen["math"] and f"vector<{lanes // 2}xbf16>" in seen["math"]
 
 
 def test_few_rows_and_rows_that_are_contiguous_are_not_copied():
-    assert strategy(centred(9, 64), "x86-64-v4").transposed is None
+    assert strategy(centred(9, 64), "x86-64-v4").staged is None
     t, row = "tensor<64x48xf32>", "tensor<64xf32>"
     body = generic("%m", [("%x", t)], row, ["i, j", "i"], "arith.maximumf", "pr", "ij", "0xFF800000")
     body += generic("%r", [("%x", t), ("%m", row)], t, ["i, j", "i", "i, j"], "arith.subf")
-    assert strategy(kernel([("%x", t)], body, [("%r", t)], [[48, 1]]), "x86-64-v4").transposed is None
+    assert strategy(kernel([("%x", t)], body, [("%r", t)], [[48, 1]]), "x86-64-v4").staged is None
 
 
 def test_rows_too_long_for_the_stack_are_not_copied():
-    assert strategy(centred(64, 2048), "x86-64-v4").transposed is not None
-    assert strategy(centred(64, 2064), "x86-64-v4").transposed is None
+    assert strategy(centred(64, 2048), "x86-64-v4").staged is not None
+    assert strategy(centred(64, 2064), "x86-64-v4").staged is None
 
 
 def norm(x, w):

@@ -1,0 +1,126 @@
+"""The order in which a kernel's classes are walked over: rows and what is reduced, outermost first, and one of them along the lanes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...dialects import builders
+from .common import known, lanes, product
+
+if TYPE_CHECKING:
+    from ...lowering.target import Target
+    from ..vectorize.access import Accesses
+    from ..vectorize.kernel import KernelFunction
+
+
+@dataclass
+class Walk:
+    """Classes in the order of the loops. Neighbours that step through all memory as one are joined."""
+
+    kernel: KernelFunction
+    lanes: int
+    """Elements per vector, of the widest type that is computed with."""
+    lane: int | None
+    """The class along the lanes, one of `rows` or of `inner`; None for kernels of one element."""
+    pairs: int | None
+    """A class of two that is stored inside of the lanes."""
+    rows: list[int]
+    inner: list[int]
+    """Classes that are reduced."""
+    sizes: list[object]
+    """Of each class, with the neighbours that it stands for."""
+    merged: dict[int, int]
+    """Those that stand for neighbours, and their sizes."""
+
+    @property
+    def horizontal(self) -> bool:
+        """Whether rows are reduced along the lanes."""
+        return self.lane in self.inner
+
+    @property
+    def fixed_inner(self) -> bool:
+        """Whether all that is reduced has a known size."""
+        return all(isinstance(self.sizes[c], int) for c in self.inner)
+
+    @property
+    def ops(self) -> int:
+        """Ops of an element. What is the same for a whole row that is reduced along the lanes is done once a row."""
+        return body_ops(self.kernel, set(self.inner) if self.horizontal else None)
+
+    def size(self, c: int) -> int:
+        """Elements along a class, or a guess."""
+        return known(self.sizes[c])
+
+    def product(self, classes: list[int]) -> int:
+        """Elements along several."""
+        return product(classes, self.sizes)
+
+
+def walk(kernel: KernelFunction, target: Target) -> Walk:
+    """Follow the memory of what is stored, and put along the lanes what is contiguous there."""
+    d, acc = kernel.domain, kernel.accesses
+    paired = _paired(kernel)
+    lane, pairs = paired or (None, None)
+    sizes: list[object] = list(d.sizes)
+    merged: dict[int, int] = {}
+    rows = merge(_memory_order([c for c in d.rows if c != pairs], kernel), acc, sizes, merged)
+    inner = merge(_memory_order(list(d.inner), kernel), acc, sizes, merged)
+    lane = _lane(rows, inner, sizes, kernel) if lane is None else lane
+    return Walk(kernel, lanes(kernel, target), lane, pairs, rows, inner, sizes, {c: n for c, n in merged.items() if c in (*rows, *inner)})
+
+
+def body_ops(kernel: KernelFunction, along: set[int] | None = None) -> int:
+    """How much there is to do for one element; with `along`, without what is the same along these classes."""
+    ops = [op for op in kernel.domain.loops if op.name == "linalg.generic"]
+    return sum(len(list(op.regions[0].blocks[0].operations)) for op in ops if along is None or along & set(kernel.domain.classes(op)))
+
+
+def merge(classes: list[int], acc: Accesses, sizes: list[object], merged: dict[int, int]) -> list[int]:
+    """Join neighbours that step through all memory as one, in `sizes` and `merged` too; what is left of the classes."""
+    out: list[int] = []
+    for c in classes:
+        if out and acc.merges(out[-1], c, sizes):
+            sizes[c] = merged[c] = sizes[out[-1]] * sizes[c]  # type: ignore[operator]
+            merged.pop(out[-1], None)
+            out[-1] = c
+        else:
+            out.append(c)
+    return out
+
+
+def _memory_order(classes: list[int], kernel: KernelFunction) -> list[int]:
+    """Outermost first, by the steps of what is stored, then of what is read."""
+    best: dict[int, int] = {}
+    for a in kernel.accesses.items:
+        full = all(a.steps.get(c, 0) not in (0,) for c in classes)
+        if full and all(isinstance(a.steps.get(c), int) for c in classes):
+            best = {c: abs(a.steps[c]) for c in classes}  # type: ignore[arg-type]
+            break
+    return sorted(classes, key=lambda c: -best[c]) if best else classes
+
+
+def _lane(rows: list[int], inner: list[int], sizes: list[object], kernel: KernelFunction) -> int | None:
+    """The class along which most accesses are contiguous, stores counting twice; long ones before short ones."""
+    acc = kernel.accesses
+    candidates = [*rows, *inner]
+
+    def score(c: int) -> tuple[float, int]:
+        short = known(sizes[c]) < 8
+        return (acc.contiguous(c) - 2 * acc.scattered(c)) * (0.25 if short else 1), candidates.index(c)
+
+    return max(candidates, key=score, default=None)
+
+
+def _paired(kernel: KernelFunction) -> tuple[int, int] | None:
+    """(lane class, class of two) of a kernel that packs pairs of 16-bit values, two elements from pair to pair."""
+    d, stores = kernel.domain, [a for a in kernel.accesses.items if a.store]
+    if not any("mlirc.pack" in op.attributes for op in d.loops) or d.reductions or len(stores) != 1 or builders.element_type(stores[0].value).width != 16:
+        return None
+    steps = stores[0].steps
+    pairs = next((c for c in d.rows if d.sizes[c] == 2 and steps.get(c) == 1), None)
+    lane = next((c for c in d.rows if c != pairs and steps.get(c) == 2), None)
+    if pairs is None or lane is None:
+        return None
+    size = d.sizes[lane]
+    return (lane, pairs) if isinstance(size, int) and size % 16 == 0 else None
