@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...dialects.mlir import ir
 from .adjust import MODEL, Adjustment, Pin, adjusted, parse_pins, pinned
 from .contractions import ContractionStrategy, contraction, pack_shape
-from .loops import LoopStrategy, loops, transposes
+from .loops import LANE_CHUNK, LoopStrategy, loops, transposes
 from .scatter import scan, scatter
 from .stage import staged
 
@@ -50,6 +50,7 @@ def reasons(strategy: Strategy) -> str:
 
 
 __all__ = [
+    "LANE_CHUNK",
     "MODEL",
     "Adjustment",
     "ContractionStrategy",

@@ -85,11 +85,11 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
         why["staged"] = "loads are contiguous along it, but not along the rows that are reduced"
     else:
         plan.parallel, plan.serial = _shared_by_threads(w, transposed)
-        work = body_ops(kernel) * _elements(w, plan)
         if transposed is not None:
             plan.transposed = transposed
             plan.serial.append(transposed)
             why["transposed"] = "loads are contiguous along it, stores are not"
+        work = body_ops(kernel) * _elements(w, plan)
     plan.grain = grain(work)
     why.update(why_grain(work))
     return plan
@@ -108,9 +108,12 @@ def _shared_by_threads(w: Walk, transposed: int | None) -> tuple[list[int], list
 
 def _elements(w: Walk, plan: LoopStrategy) -> int:
     """Elements of a parallel iteration."""
-    if not plan.parallel:
-        return 2048
-    return w.product([*plan.serial, *w.inner]) * (w.size(w.lane) if w.lane in w.rows else 1)
+    lanes = LANE_CHUNK if not plan.parallel else w.size(w.lane) if w.lane in w.rows else 1  # type: ignore[arg-type]
+    return w.product([*plan.serial, *w.inner]) * lanes
+
+
+LANE_CHUNK = 2048
+"""Elements along the lanes in a parallel iteration, where threads have no rows to share."""
 
 
 UNROLLED = 8

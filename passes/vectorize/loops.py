@@ -20,7 +20,7 @@ from ...dialects import builders
 from ...dialects.mlir import arith, ir, vector
 from ...errors import CompileError
 from .. import structure as st
-from ..strategy import LoopStrategy, transposes
+from ..strategy import LANE_CHUNK, LoopStrategy, transposes
 from . import entry
 from .evaluate import Evaluator, Lookup, Tile
 from .keep import KeptRows, values_to_keep
@@ -29,9 +29,6 @@ from .lanes import Index, Number, Point
 from .nest import Values, delinearize, lane_loop, loop
 from .reduce import EXTREMES, across, by_reduction, combine, combiner, is_nan, join, multiply_add, neutral, tracking_nan
 from .stage import Stage
-
-CHUNK = 2048
-"""Elements of the lane class per parallel iteration, where there is nothing else to split."""
 
 
 def vectorize_loops(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:
@@ -75,7 +72,7 @@ class Loops:
         e = Evaluator(self.s.lanes, slots[0] if slots else None, self.k.shapes)  # type: ignore[arg-type]
         e.known_scalars = {v: x for v, x in zip(self.k.arguments, slots) if not st.is_tensor(v)}
         if self._split_lanes():
-            return e.math.ceildiv(self._size(e, self.s.lane), CHUNK)  # type: ignore[arg-type]
+            return e.math.ceildiv(self._size(e, self.s.lane), LANE_CHUNK)  # type: ignore[arg-type]
         return functools.reduce(e.math.mul, (self._trips(e, c) for c in self.s.parallel), 1)
 
     def _trips(self, e: Evaluator, c: int) -> Number:
@@ -95,8 +92,8 @@ class Loops:
 
         def iteration(p: Number, _: Values) -> Values:
             if self._split_lanes():
-                lo = e.math.mul(p, CHUNK)
-                hi = e.math.minimum(e.math.add(lo, CHUNK), self._size(e, self.s.lane))  # type: ignore[arg-type]
+                lo = e.math.mul(p, LANE_CHUNK)
+                hi = e.math.minimum(e.math.add(lo, LANE_CHUNK), self._size(e, self.s.lane))  # type: ignore[arg-type]
                 self._serial(list(self.s.serial), (lo, hi))
             else:
                 place(p)

@@ -54,6 +54,14 @@ def test_small_kernels_stay_on_one_thread():
     assert small.grain > 4 and large.grain < 100
 
 
+def test_transposed_copies_are_shared_by_threads():
+    """What a thread has to do for one of the heads is all of its rows."""
+    x, t = "tensor<12x128x64xf32>", "tensor<12x64x128xf32>"
+    body = generic("%r", [("%x", x)], t, ["i, j, k", "i, k, j"], "%o = arith.negf %a0 : f32", "ppp", "ijk")
+    s = strategy(kernel([("%x", x)], body, [("%r", t)], [[64 * 128, 128, 1]]))
+    assert s.transposed is not None and s.parallel and s.grain <= 2
+
+
 def test_tiles_fit_the_registers():
     for target, registers in (("x86-64-v3", 16), ("x86-64-v4", 32)):
         for m, k, n in ((1, 64, 64), (7, 64, 64), (512, 512, 512), (14, 64, 16), (33, 5, 1000)):
