@@ -11,6 +11,7 @@ from typing import Any
 from . import abi, guards
 from .expr import evaluate
 from .faults import watch
+from .fingerprint import Samples
 from .guards import GuardedBlock
 from .layout import INPUTS, STATUS
 from .plan import Buffer, HostStep, Plan, Pointer
@@ -124,7 +125,7 @@ class GuardedWeightTable(WeightTable):
 
     program: GuardedProgram
 
-    def _fill(self, pointers: tuple[int, ...], tensors: Sequence[Any]) -> tuple[list[GuardedBlock], list[int]]:
+    def _fill(self, pointers: tuple[int, ...], tensors: Sequence[Any], samples: Samples) -> tuple[list[GuardedBlock], list[int]]:
         placement = self.program.placement
         names = [f"weight {i}" for i in range(len(tensors))]
         inputs = guards.copies(list(tensors), names, set(), placement)

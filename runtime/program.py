@@ -257,10 +257,9 @@ class Program:
 
 
 @functools.cache
-def _runner_library() -> Library:
-    return Library({"mlirc_run": assemble(_RUN_IR)})
-
-
-@functools.cache
 def _runner() -> Callable[[int, int], int]:
-    return _RUN_TYPE(_runner_library().address("mlirc_run"))
+    library = Library({"mlirc_run": assemble(_RUN_IR)})
+    function = _RUN_TYPE(library.address("mlirc_run"))
+    # Two threads may get here at once, and each keeps its own.
+    function.library = library  # type: ignore[attr-defined]
+    return function

@@ -1,13 +1,13 @@
 """What is computed from weights alone: once for all graphs of a process, kept, and noticed when it is stale.
 
 Every call compares the weights' addresses and `_version` counters with those that the kept results were made from. What
-these do not see (writes through `.data` or a numpy view) a native fingerprint over a few elements of each weight finds
-nearly always, and `invalidate()` always.
+these do not see (writes through `.data` or a numpy view, fused optimisers, other memory at the same address) a native
+fingerprint over a few elements of each weight finds nearly always, and `invalidate()` always. Whoever writes to one weight in
+such a way writes to others too, as a rule: where a fingerprint finds it, the other weights of that graph are not trusted either.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import threading
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .abi import ALIGNMENT
-from .loader import Library, assemble
+from .fingerprint import Samples, Storage
 from .memory import Block
 from .program import Program
 from .recipes import recipes
@@ -25,11 +25,11 @@ from .recipes import recipes
 if TYPE_CHECKING:
     import torch
 
-MAX_ENTRIES = 64
+MAX_ENTRIES = 1024
 """Sets of weights that one compiled graph keeps results for (instances of a block that share the graph)."""
 
-SAMPLES = 3
-"""Words per weight in the fingerprint: first, middle, last."""
+MAX_PLACES = 4
+"""Of these, for the same tensors: `p.data = ...` moves them, and may move them back (moving averages)."""
 
 _epoch = 0
 _computing = threading.Lock()
@@ -52,27 +52,51 @@ class Results:
     epoch: int
     versions: tuple[int, ...]
     fingerprint: int
-    samples: Any
+    samples: Samples
     memory: Sequence[Any]
     addresses: list[int]
-    owners: list[Any]
+    owners: list[weakref.ref[torch.Tensor]]
+
+    def of_the_same(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether it is, or was, computed from these tensors."""
+        return all(o() is t for o, t in zip(self.owners, tensors))
 
 
 @dataclass(eq=False)
 class Kept:
-    """One result, for all graphs that want the same from the same weights, the `owners`: as long as their state is this one."""
+    """One result, for all graphs that want the same from the same weights: as long as these live, and their state is this one."""
 
     address: int
     block: Block
+    weights: list[Weight]
     state: Hashable
-    owners: list[weakref.ref[torch.Tensor]]
 
     def holds(self, state: Hashable) -> bool:
-        return self.state == state and all(o() is not None for o in self.owners)
+        return self.state == state and all(w.alive() for w in self.weights)
+
+
+@dataclass(eq=False)
+class Weight:
+    """What is known of a tensor since it was looked at last. `doubts` counts the times that it may have been written to unseen."""
+
+    tensor: weakref.ref[torch.Tensor]
+    storage: Storage
+    version: int
+    fingerprint: int
+    doubts: int = 0
+
+    def alive(self) -> bool:
+        return self.tensor() is not None and self.storage.alive()
+
+    def state(self) -> Hashable:
+        return id(self), self.storage.id, self.version, self.fingerprint, self.doubts
 
 
 _kept: weakref.WeakValueDictionary[Hashable, Kept] = weakref.WeakValueDictionary()
 """Results in use, by recipe and the addresses of its weights."""
+
+_known: dict[int, Weight] = {}
+"""Weights by the id of their tensor."""
 
 
 class WeightTable:
@@ -92,7 +116,7 @@ class WeightTable:
             entry is None
             or entry.versions != versions
             or entry.epoch != _epoch
-            or (entry.samples is not None and _fingerprint()(entry.samples, len(entry.samples)) != entry.fingerprint)
+            or entry.samples.fingerprint() != entry.fingerprint
         ):
             entry = self._compute(pointers, versions, tensors)
         return entry
@@ -103,23 +127,35 @@ class WeightTable:
 
     def _compute(self, pointers: tuple[int, ...], versions: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> Results:
         with _computing:
-            for key in list(self._entries)[: 1 - MAX_ENTRIES]:
-                self._entries.pop(key, None)
-            samples = _sample_addresses(tensors)
-            fingerprint = _fingerprint()(samples, len(samples))
+            before = self._make_room(pointers, tensors)
+            usable = before is not None and before.of_the_same(tensors) and before.samples.in_place()
+            samples = before.samples if usable else Samples(tensors)  # type: ignore[union-attr]
+            fingerprint = samples.fingerprint()
             # A new entry, never the old memory: a call that is still running reads that.
-            memory, addresses = self._fill(pointers, tensors)
+            memory, addresses = self._fill(pointers, tensors, samples)
             # Other weights may come to lie at the same address: these results end with the first of their weights.
             forget = functools.partial(_forget, weakref.ref(self), pointers)
             owners = [weakref.ref(t, forget) for t in tensors]
-            entry = self._entries[pointers] = Results(_epoch, versions, fingerprint, samples, memory, addresses, owners)
+            entry = Results(_epoch, versions, fingerprint, samples, memory, addresses, owners)
+            self._entries.pop(pointers, None)  # to be the last one
+            self._entries[pointers] = entry
             return entry
 
-    def _fill(self, pointers: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Any], list[int]]:
+    def _make_room(self, pointers: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> Results | None:
+        """Forget what was computed longest ago if there is much; what there is for these weights."""
+        entries = dict(self._entries)
+        before = entries.pop(pointers, None)
+        moved = [key for key, entry in entries.items() if entry.of_the_same(tensors)]
+        for key in moved[: 1 - MAX_PLACES] + list(entries)[: 1 - MAX_ENTRIES]:
+            self._entries.pop(key, None)
+        return before
+
+    def _fill(self, pointers: tuple[int, ...], tensors: Sequence[torch.Tensor], samples: Samples) -> tuple[Sequence[Any], list[int]]:
         """What keeps the results in memory, and the address of each: those of another graph that has them, or else new ones."""
         keys = [r.of(pointers) for r in self._recipes]
-        weights = [[tensors[i] for i in r.weights()] for r in self._recipes]
-        states = [_state(w) for w in weights]
+        known = _look_at(tensors, samples)
+        weights = [[known[i] for i in r.weights()] for r in self._recipes]
+        states = [(_epoch, tuple([w.state() for w in of])) for of in weights]
         found = [_kept.get(key) for key in keys]
         results = [k if k is not None and k.holds(state) else None for k, state in zip(found, states)]
         if any(r is None for r in results):
@@ -130,14 +166,24 @@ class WeightTable:
             self.program.run(pointers, [a if r is None else o for r, a, o in zip(results, addresses, others)])
             for i, key in enumerate(keys):
                 if results[i] is None:
-                    results[i] = _kept[key] = Kept(addresses[i], block, states[i], list(map(weakref.ref, weights[i])))
+                    results[i] = _kept[key] = Kept(addresses[i], block, weights[i], states[i])
         return results, [r.address for r in results if r is not None]
 
 
-def _state(weights: Sequence[torch.Tensor]) -> Hashable:
-    """What changes when other tensors come to lie at the same addresses, or these are written to."""
-    samples = _sample_addresses(weights)
-    return _epoch, _versions(weights), _fingerprint()(samples, len(samples)), tuple(map(id, weights))
+def _look_at(tensors: Sequence[torch.Tensor], samples: Samples) -> list[Weight]:
+    """What is known of the weights of a graph, now."""
+    weights = []
+    written = False
+    for t, storage, version, fingerprint in zip(tensors, samples.storages, _versions(tensors), samples.each()):
+        weight = _known.get(id(t))
+        if weight is None or weight.tensor() is not t or weight.storage.id != storage.id:
+            weight = _known[id(t)] = Weight(weakref.ref(t, functools.partial(_forget_weight, id(t))), storage, version, fingerprint)
+        written = written or (weight.version == version and weight.fingerprint != fingerprint)
+        weight.version, weight.fingerprint = version, fingerprint
+        weights.append(weight)
+    for weight in weights if written else ():
+        weight.doubts += 1
+    return weights
 
 
 def _block(nbytes: Sequence[int]) -> tuple[Block, list[int]]:
@@ -157,53 +203,14 @@ def _forget(table: weakref.ref[WeightTable], pointers: tuple[int, ...], _: objec
         alive._entries.pop(pointers, None)
 
 
+def _forget_weight(key: int, tensor: weakref.ref[torch.Tensor]) -> None:
+    weight = _known.get(key)
+    if weight is not None and weight.tensor is tensor:
+        _known.pop(key, None)
+
+
 def _versions(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     try:
         return tuple([t._version for t in tensors])
     except RuntimeError:  # inference tensors have none
         return tuple(0 if t.is_inference() else t._version for t in tensors)
-
-
-def _sample_addresses(tensors: Sequence[torch.Tensor]) -> Any:
-    places = []
-    for t in tensors:
-        start, n = t.data_ptr(), t.untyped_storage().nbytes() - t.storage_offset() * t.element_size()
-        if n >= 8 and t.numel():
-            last = min(n, t.numel() * t.element_size()) - 8
-            places += [start + last * k // (SAMPLES - 1) for k in range(SAMPLES)] if last > 8 else [start]
-    return (ctypes.c_int64 * len(places))(*places)
-
-
-_IR = """
-define i64 @mlirc_fingerprint(ptr %places, i64 %n) {
-entry:
-  br label %loop
-loop:
-  %i = phi i64 [ 0, %entry ], [ %next, %body ]
-  %h = phi i64 [ 1469598103934665603, %entry ], [ %mixed, %body ]
-  %more = icmp slt i64 %i, %n
-  br i1 %more, label %body, label %done
-body:
-  %slot = getelementptr i64, ptr %places, i64 %i
-  %address = load i64, ptr %slot
-  %place = inttoptr i64 %address to ptr
-  %word = load i64, ptr %place, align 1
-  %xored = xor i64 %h, %word
-  %mixed = mul i64 %xored, 1099511628211
-  %next = add i64 %i, 1
-  br label %loop
-done:
-  ret i64 %h
-}
-"""
-
-
-@functools.cache
-def _fingerprint_library() -> Library:
-    return Library({"mlirc_fingerprint": assemble(_IR)})
-
-
-@functools.cache
-def _fingerprint() -> Any:
-    kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
-    return kind(_fingerprint_library().address("mlirc_fingerprint"))
