@@ -25,7 +25,7 @@ def tensor_at(address: int, shape: Sequence[int], strides: Sequence[int], dtype:
     """A tensor over memory that somebody else owns. Strides in elements."""
     extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides))
     if 0 in shape:
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     memory = (ctypes.c_char * (extent * dtype.itemsize)).from_address(address)
     return torch.frombuffer(memory, dtype=dtype, count=extent).as_strided(tuple(shape), tuple(strides))
 
@@ -86,7 +86,7 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
             _check(call, result, tuple(frame.size(s) for s in spec.shape), spec.dtype)
             strides = tuple(frame.size(s) for s in spec.strides)
             if _inside(result, tensors) or _is_lazy(result):
-                result = torch.empty_strided(tuple(result.shape), strides, dtype=spec.dtype).copy_(result)
+                result = torch.empty_strided(tuple(result.shape), strides, dtype=spec.dtype, device="cpu").copy_(result)
             result = _laid_out(result, strides)
             frame.give(slot, result.data_ptr(), extent(result), result)
 
@@ -116,7 +116,7 @@ def _laid_out(t: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     once = t
     for d, s in enumerate(strides):
         once = once.narrow(d, 0, 1) if s == 0 and t.shape[d] > 1 else once
-    return torch.empty_strided(tuple(once.shape), tuple(strides), dtype=t.dtype).copy_(once).expand(t.shape)
+    return torch.empty_strided(tuple(once.shape), tuple(strides), dtype=t.dtype, device="cpu").copy_(once).expand(t.shape)
 
 
 def _check(call: AtenCall, result: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -73,6 +73,7 @@ class _Importer:
         nodes = list(self.gm.graph.nodes)
         places = [n for n in nodes if n.op == "placeholder"]
         check_inputs(places)
+        check_devices(nodes)
         places += self._constants(nodes)
         seeds = [n for n in nodes if n.target is philox.ops.seed.default]
         self.graph.seeds = len(seeds)
@@ -410,6 +411,14 @@ def check_inputs(places: Sequence[torch.fx.Node]) -> None:
         for reason, wrong in what.items():
             if wrong:
                 raise LeaveGraph(f"the input {n.name} is {reason}", node=n.name)
+
+
+def check_devices(nodes: Sequence[torch.fx.Node]) -> None:
+    """Raises LeaveGraph for a tensor that is made elsewhere than on the CPU: kernels would make it there."""
+    for n in nodes:
+        for value in torch.utils._pytree.tree_leaves(n.meta.get("val")):
+            if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+                raise LeaveGraph(f"{n.name} is on {value.device}", node=n.format_node(), source=source_of(n))
 
 
 def _symbolic(value: Any) -> list[torch.SymInt]:

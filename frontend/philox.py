@@ -38,12 +38,12 @@ ops = torch.ops.mlirc
 
 def draw_seeds(count: int) -> torch.Tensor:
     """`count` seeds from torch's default generator, int64."""
-    return torch.randint(-(2**63), 2**63 - 1, (count,), dtype=torch.int64)
+    return torch.randint(-(2**63), 2**63 - 1, (count,), dtype=torch.int64, device="cpu")
 
 
 def words(seed: torch.Tensor, size: Sequence[int]) -> list[torch.Tensor]:
     """The four words at each position of `size`, each an int64 tensor with values below 2**32."""
-    at = torch.arange(math.prod(size), dtype=torch.int64).reshape(tuple(size))
+    at = torch.arange(math.prod(size), dtype=torch.int64, device="cpu").reshape(tuple(size))
     c = [at & _WORD, at >> 32, torch.zeros_like(at), torch.zeros_like(at)]
     key = [seed & _WORD, (seed >> 32) & _WORD]
     for _ in range(ROUNDS):

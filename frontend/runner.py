@@ -20,6 +20,8 @@ from .replay import replayer
 from .report import GraphReport
 
 _data_ptr = torch.Tensor.data_ptr
+_CPU = torch.device("cpu")
+"""Named wherever tensors are made: `with torch.device(...)` is in force in calls of compiled functions, too."""
 
 
 class Runner:
@@ -75,12 +77,12 @@ class Runner:
 
     def _run(self, tensors: list[torch.Tensor], outputs: list[torch.Tensor], sizes: Sequence[int]) -> None:
         inputs = list(map(_data_ptr, tensors))
-        if self.weights is not None:
-            packed = self.weights.results(self._weights_of(inputs), self._weights_of(tensors))
-            inputs += packed.addresses
         results = list(map(_data_ptr, outputs))
         if (0 in inputs or 0 in results) and _are_fake(tensors, outputs):
             return
+        if self.weights is not None:
+            packed = self.weights.results(self._weights_of(inputs), self._weights_of(tensors))
+            inputs += packed.addresses
         self.program.run(inputs, results, sizes)
 
     def _pick(self, args: list[Any]) -> list[torch.Tensor]:
@@ -136,13 +138,13 @@ def _output(spec: OutputSpec, graph: ImportedGraph) -> tuple[Callable[[list[Any]
     dtype = spec.tensor.dtype
     shape, strides = spec.tensor.shape, spec.tensor.strides
     if all(isinstance(s, int) for s in (*shape, *strides)):
-        return lambda args, sizes: torch.empty_strided(shape, strides, dtype=dtype), True
+        return lambda args, sizes: torch.empty_strided(shape, strides, dtype=dtype, device=_CPU), True
     compute = evaluator([*shape, *strides], graph.symbols)
     n = len(shape)
 
     def make(args: list[Any], sizes: Sequence[int]) -> torch.Tensor:
         values = compute(sizes)
-        return torch.empty_strided(values[:n], values[n:], dtype=dtype)
+        return torch.empty_strided(values[:n], values[n:], dtype=dtype, device=_CPU)
 
     return make, True
 
@@ -170,4 +172,4 @@ def _part(base: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], strides:
     if base.dtype == dtype:
         return base.as_strided(shape, strides, base.storage_offset() + offset)
     start = base.storage_offset() * base.element_size() // dtype.itemsize + offset
-    return torch.empty(0, dtype=dtype).set_(base.untyped_storage(), start, shape, strides)  # type: ignore[call-overload]
+    return torch.empty(0, dtype=dtype, device=_CPU).set_(base.untyped_storage(), start, shape, strides)  # type: ignore[call-overload]

@@ -6,8 +6,9 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -186,6 +187,58 @@ def test_meta_and_fake():
         except Exception as e:
             assert "fake" in str(e).lower(), e
     agree(f, R(4, 5), ours=ours)
+
+
+def test_fake_weights():
+    """A module of fake weights shares the compilation of one that has weights, or is given a fake argument."""
+    net = nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 24))
+    ours = compiled(lambda net, x: net(x))
+    x = R(5, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(net, x), net(x))
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            assert ours(net, mode.from_tensor(x)).shape == (5, 24)
+        with FakeTensorMode() as mode:
+            other = nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 24))
+            assert isinstance(ours(other, mode.from_tensor(x)), FakeTensor)
+        torch.testing.assert_close(ours(net, x), net(x))
+
+
+def test_other_devices_are_the_default():
+    """`with torch.device(...)` is in force while a compiled function runs, and while it is compiled."""
+
+    def f(x):
+        y = x * 2 + torch.arange(4, device="cpu")
+        return y, y[1:], y.view(torch.int32), y.sort(0)[0].exp(), torch.linalg.svdvals(x).cumsum(0), y.sum(0)[:0]
+
+    x = R(5, 4)
+    for dynamic in (False, True):
+        ours = agree(f, x, dynamic=dynamic)
+        with torch.device("meta"):
+            got = ours(x)
+            again = compiled(lambda x: f(x), dynamic=dynamic)(x)
+        torch.testing.assert_close(got, f(x))
+        torch.testing.assert_close(again, f(x))
+    noise = compiled(lambda x: F.dropout(x, 0.5) + torch.rand_like(x))
+    with torch.device("meta"):
+        assert noise(x).device.type == "cpu"
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.GELU(), nn.Linear(6, 2))
+    ours = compiled(net)
+    with torch.device("meta"):
+        ours(x).sum().backward()
+    assert net[0].weight.grad.device.type == "cpu"
+
+
+def test_meta_tensors_made_inside():
+    f = lambda x: (x + 1, torch.ones(3) * 2, torch.zeros(2, 3, device="meta").sum(0))  # noqa: E731
+    ours, x = compiled(f), R(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for device in ("cpu", "meta", "cpu"):
+            with torch.device(device):
+                y, made, meta = ours(x)
+            assert (y.device.type, made.device.type, meta.device.type) == ("cpu", device, "meta")
+            torch.testing.assert_close(y, x + 1)
 
 
 SMALL = [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64]
