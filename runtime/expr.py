@@ -184,5 +184,26 @@ class IRArithmetic:
         return quotient, remainder, self.emit(f"and i1 {signs}, {uneven}")
 
 
+class CheckedIRArithmetic(IRArithmetic):
+    """Knows, too, whether a sum or product did not fit 64 bits."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self.lines = lines
+        self.overflown = "false"
+
+    def add(self, a: str, b: str) -> str:
+        return self._checked("sadd", a, b)
+
+    def mul(self, a: str, b: str) -> str:
+        return self._checked("smul", a, b)
+
+    def _checked(self, op: str, a: str, b: str) -> str:
+        both = self.emit(f"call {{ i64, i1 }} @llvm.{op}.with.overflow.i64(i64 {a}, i64 {b})")
+        flag = self.emit(f"extractvalue {{ i64, i1 }} {both}, 1")
+        self.overflown = self.emit(f"or i1 {self.overflown}, {flag}")
+        return self.emit(f"extractvalue {{ i64, i1 }} {both}, 0")
+
+
 def _unsupported(expr: sympy.Expr) -> CompileError:
     return CompileError(f"cannot compute the size {expr} natively ({type(expr).__name__})")

@@ -11,12 +11,17 @@ from array import array
 from dataclasses import dataclass, field
 
 from ..errors import CompileError
-from .expr import IRArithmetic, Lowering
+from .expr import CheckedIRArithmetic, IRArithmetic, Lowering
 from .plan import Buffer, Expr, HostStep, Plan, Pointer
 
 STATUS, ZERO, CONTEXT, ARENA, INPUTS = range(5)
 
 SIZES_SYMBOL = "mlirc_sizes"
+
+TOO_LARGE = 1 << 62
+"""In place of a size that does not fit 64 bits: what asks for so much memory gets none."""
+
+_DECLARATIONS = "".join(f"declare {{ i64, i1 }} @llvm.{op}.with.overflow.i64(i64, i64)\n" for op in ("sadd", "smul"))
 
 
 class Layout:
@@ -82,8 +87,12 @@ class Layout:
             return slot, self.value(start + arg.byte_offset)
         return ZERO, self.value(arg)
 
-    def sizes_ir(self) -> str:
-        """LLVM IR of `void mlirc_sizes(ptr frame)`, which fills all `slots`; empty if there are none."""
+    def sizes_ir(self, total: int) -> str:
+        """LLVM IR of `void mlirc_sizes(ptr frame)`, which fills all `slots`; empty if there are none.
+
+        In slot `total`, of the size of the arena, is `TOO_LARGE` if that does not fit: what else is computed from it would pass for
+        a small one.
+        """
         if not self.slots:
             return ""
         ops = IRArithmetic()
@@ -91,11 +100,17 @@ class Layout:
         def slot(index: int) -> str:
             return ops.emit(f"getelementptr i64, ptr %frame, i64 {index}")
 
-        lower = Lowering(ops, {s: ops.emit(f"load i64, ptr {slot(self.sizes + i)}") for i, s in enumerate(self.symbols)})
+        symbols = {s: ops.emit(f"load i64, ptr {slot(self.sizes + i)}") for i, s in enumerate(self.symbols)}
+        lower = Lowering(ops, symbols)
         for expr, index in self.slots.items():
-            value = lower(expr)
+            if index == total:
+                checked = CheckedIRArithmetic(ops.lines)
+                value = Lowering(checked, symbols)(expr)
+                value = ops.emit(f"select i1 {checked.overflown}, i64 {TOO_LARGE}, i64 {value}")
+            else:
+                value = lower(expr)
             ops.lines.append(f"  store i64 {value}, ptr {slot(index)}")
-        return "\n".join([f"define void @{SIZES_SYMBOL}(ptr %frame) {{", *ops.lines, "  ret void", "}", ""])
+        return _DECLARATIONS + "\n".join([f"define void @{SIZES_SYMBOL}(ptr %frame) {{", *ops.lines, "  ret void", "}", ""])
 
 
 @dataclass

@@ -144,7 +144,7 @@ class Program:
         self._layout = layout = Layout(plan, None if self.stepwise else self.arena_offsets)
         self._total = layout.value(self.arena_size)
         steps = encode_steps(plan, layout, self.stepwise)
-        sizes_ir = layout.sizes_ir()
+        sizes_ir = layout.sizes_ir(self._total)
         if sizes_ir:
             objects = {**objects, SIZES_SYMBOL: assemble(sizes_ir)}
         self._library: Library | None = (library := Library(objects, perf))

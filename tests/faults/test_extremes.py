@@ -143,6 +143,11 @@ def test_more_than_memory():
         with pytest.raises((RuntimeError, MemoryError)):
             f(one, n)
     assert f(one, 4).sum() == 32
+    f = torch.compile(lambda x, n: (x.expand(n, n) + 1).softmax(0).sum(), backend="mlirc", options=STRICT, dynamic=True)
+    torch.testing.assert_close(f(one, 3), torch.tensor(3.0))
+    for n in (1 << 22, 1 << 31, 1 << 32, 1 << 40):
+        with pytest.raises((RuntimeError, MemoryError)):
+            f(one, n)
 
 
 def _available():

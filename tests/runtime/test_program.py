@@ -201,6 +201,18 @@ def test_the_arena_grows_and_shrinks_with_the_sizes():
     assert program.arena_bytes([0]) == 0
 
 
+def test_an_arena_whose_size_does_not_fit_64_bits():
+    plan = chain(S0 * S1)
+    plan.symbols.append("s1")
+    # Nothing is written: the length is another number than that of the buffer.
+    plan.steps = [KernelStep("sum", [0, arena(0), out(0)]), KernelStep("sum", [0, arena(0), out(0)])]
+    program = Program(plan, OBJECTS)
+    for s0, s1 in ((1 << 31, 1 << 31), (1 << 30, 1 << 31), (1 << 62, 5), ((1 << 61) + 1, 1), (1 << 40, 1 << 20)):
+        with pytest.raises(MemoryError):
+            run(program, [words(3)], [words(0)], [s0, s1])
+    run(program, [words(3)], [words(0)], [5, 7])
+
+
 def test_zero_sizes():
     plan = Plan(n_outputs=1, arena=[ArenaBuffer(0, 0, 1)], steps=[KernelStep("sum", [0, arena(0), out(0)])])
     result = words(9)
