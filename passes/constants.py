@@ -59,12 +59,12 @@ def find_constants(ops: list[ir.Operation], weights: set[ir.Value]) -> tuple[set
         constant.add(op)
         sizes = st.shape(op.results[0])
         small = min(sizes, default=0) >= 0 and math.prod(sizes) <= SMALL
-        if small and st.kind(op) == "elementwise" and (_is_dear(op) or any(m in apart for m in makers)):
+        if small and st.kind(op) == "elementwise" and (is_dear(op) or any(m in apart for m in makers)):
             apart.add(op)
     return constant, apart
 
 
-def _is_dear(op: ir.Operation) -> bool:
+def is_dear(op: ir.Operation) -> bool:
     """Whether an element takes more than a few additions and multiplications."""
     return any(o.name.startswith(("math.", "mlirc.")) or o.name in ("arith.divf", "tensor.extract") for o in st.body_ops(op))
 

@@ -19,6 +19,7 @@ from ..dialects.mlir import ir
 from . import structure as st
 from .constants import find_constants, maker
 from .domain import Invalid, analyse, operand_loops
+from .epilogues import taken_over
 from .pack import weights_of
 
 PASS_NAME = "mlirc-fuse"
@@ -112,6 +113,7 @@ class _Fusion:
             reason = self._refusal(number, g, op)
             if reason:
                 refused.append(reason)
+                self._take_over(number, g, op)
                 continue
             self._join(number, g)
         if "mlirc.siblings" in op.attributes:
@@ -120,9 +122,27 @@ class _Fusion:
             self.unfused.append((op, "; ".join(dict.fromkeys(refused))))
 
     def _join(self, number: int, other: int) -> None:
-        for member in self.groups[other]:
-            self.group_of[member] = number
-        self.groups[number] = sorted(self.groups.pop(other) + self.groups[number], key=self.position.__getitem__)
+        self._regroup(self.groups.pop(other) + self.groups[number])
+
+    def _take_over(self, number: int, other: int, op: ir.Operation) -> None:
+        """Move what a contraction would rather not store for `op` from its epilogue to the kernel of `op`."""
+        if not self._anchored(other) or st.kind(op) not in ("elementwise", "reduction"):
+            return
+        moved = taken_over(self.groups[other], op, lambda o: self.position.get(o, -1) > number)
+        stays = [o for o in self.groups[other] if o not in moved]
+        if not moved or self._invalid(stays) or self._invalid(sorted([*moved, *self.groups[number]], key=self.position.__getitem__)):
+            return
+        del self.groups[other]
+        self._regroup(stays)
+        self._regroup([*moved, *self.groups[number]])
+        self.unfused += [(o, "its operands are stored in fewer bytes") for o in moved]
+
+    def _regroup(self, ops: list[ir.Operation]) -> None:
+        ops = sorted(ops, key=self.position.__getitem__)
+        number = self.position[ops[-1]]
+        self.groups[number] = ops
+        for op in ops:
+            self.group_of[op] = number
 
     def _place_by_siblings(self, op: ir.Operation) -> list[str]:
         """Put a contraction into the kernel of those that it is one with."""
@@ -164,6 +184,10 @@ class _Fusion:
             return "too many ops"
         if self._reaches(other, current) or self._reaches(current, other):
             return "a value would leave the kernel and come back"
+        return self._invalid(ops)
+
+    def _invalid(self, ops: list[ir.Operation]) -> str | None:
+        """Why ops, in program order, are no kernel by themselves."""
         members, stored = with_views(ops)
         try:
             analyse(members, stored, self.shapes)
