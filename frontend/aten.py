@@ -17,17 +17,26 @@ from ..passes.build_plan import HostCall
 from ..runtime.guards import extent
 from ..runtime.plan import Expr, Pointer
 from ..runtime.program import Frame
+from ..runtime.storage import Storage
 from .evaluate import evaluator
 from .imported import AtenCall, Slot, TensorSpec
 
+Lent = list[tuple[Storage, Any]]
+"""Storages over memory of a program's, and the objects that stand for that memory."""
 
-def tensor_at(address: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor over memory that somebody else owns. Strides in elements."""
+
+def tensor_at(
+    address: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, lent: Lent | None = None
+) -> torch.Tensor:
+    """A tensor over memory that somebody else owns, and an entry in `lent`. Strides in elements."""
     extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides))
     if 0 in shape:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     memory = (ctypes.c_char * (extent * dtype.itemsize)).from_address(address)
-    return torch.frombuffer(memory, dtype=dtype, count=extent).as_strided(tuple(shape), tuple(strides))
+    tensor = torch.frombuffer(memory, dtype=dtype, count=extent)
+    if lent is not None:
+        lent.append((Storage(tensor), memory))
+    return tensor.as_strided(tuple(shape), tuple(strides))
 
 
 _profilers = 0
@@ -62,6 +71,8 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
         slot = None if spec is None else next(places)
         outputs.append(None if spec is None or slot is None else (slot, _local_spec(spec)))
     target = call.target
+    # Ops of others may keep what they are given (a log of activations); ATen's do not.
+    foreign = getattr(target, "namespace", None) not in ("aten", "prims")
 
     def step(frame: Frame) -> None:
         if not _profilers:
@@ -71,7 +82,16 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
         call.seconds += time.perf_counter() - start
 
     def run(frame: Frame) -> None:
-        tensors = [_operand(frame, *o) for o in operands]
+        if not foreign:
+            return make(frame, None)
+        lent: Lent = []
+        make(frame, lent)
+        for storage, memory in lent:
+            if storage.alive():
+                storage.move(memory)
+
+    def make(frame: Frame, lent: Lent | None) -> None:
+        tensors = [_operand(frame, *o, lent) for o in operands]
         for i, strides in needed:
             tensors[i] = _laid_out(tensors[i], tuple(frame.size(s) for s in strides))
         left = iter(compute(frame.sizes)) if compute else iter(())
@@ -93,11 +113,13 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
     return step
 
 
-def _operand(frame: Frame, pointer: Pointer, shape: Sequence[Expr], strides: Sequence[Expr], dtype: torch.dtype) -> torch.Tensor:
+def _operand(
+    frame: Frame, pointer: Pointer, shape: Sequence[Expr], strides: Sequence[Expr], dtype: torch.dtype, lent: Lent | None
+) -> torch.Tensor:
     sizes = [frame.size(s) for s in shape]
     # What has no elements may have no place in the program either.
     address = 0 if 0 in sizes else frame.address(pointer)
-    return tensor_at(address, sizes, [frame.size(s) for s in strides], dtype)
+    return tensor_at(address, sizes, [frame.size(s) for s in strides], dtype, lent)
 
 
 def _lies_otherwise(result: torch.Tensor, strides: Sequence[int]) -> bool:

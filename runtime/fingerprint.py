@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .loader import Library, assemble
+from .storage import WORD, Storage
 
 if TYPE_CHECKING:
     import torch
 
-WORD = 8
 SMALL = 64
 """Bytes, up to which every word of a weight is read: they lie in one line of cache, or two."""
 
@@ -31,24 +31,6 @@ gradient, like the first row and the last column (the edges of images)."""
 _GONE = -1
 """The fingerprint of a tensor without its memory."""
 
-_STORAGE_WORDS = 6
-"""Of a StorageImpl, which is longer: among the first of them is the address of its memory."""
-
-
-class Storage:
-    """The storage of a tensor, held weakly: its memory may go, but no other storage gets the same `id` meanwhile."""
-
-    __slots__ = ("_weak", "id")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        from torch.multiprocessing.reductions import StorageWeakRef
-
-        self._weak = StorageWeakRef(tensor.untyped_storage())
-        self.id: int = self._weak.cdata
-
-    def alive(self) -> bool:
-        return not self._weak.expired()
-
 
 class Samples:
     """Places to look at, of some tensors; `storages` are those of the tensors."""
@@ -57,7 +39,6 @@ class Samples:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.storages = [Storage(t) for t in tensors]
-        word = _address_word()
         table: list[int] = []
         for t, storage in zip(tensors, self.storages):
             start, n = t.data_ptr(), _extent(t)
@@ -71,8 +52,9 @@ class Samples:
             else:
                 words = [start + (last if k == 8 else last * k // (8 * WORD) * WORD) for k in _EIGHTHS]
             # The place of an address, and what is there now: without that, nothing else may be read.
-            where = (storage.id + word * WORD, t.untyped_storage().data_ptr()) if word is not None else (0, 0)
-            table += [*where, len(words), len(single), *words, *single]
+            place = storage.place()
+            expected = t.untyped_storage().data_ptr() if place else 0
+            table += [place, expected, len(words), len(single), *words, *single]
         self._table = (ctypes.c_int64 * len(table))(*table)
 
     def fingerprint(self) -> int:
@@ -96,23 +78,6 @@ def _extent(t: torch.Tensor) -> int:
     if not t.numel() or not t.data_ptr():
         return 0
     return (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))) * t.element_size()
-
-
-@functools.cache
-def _address_word() -> int | None:
-    """Which word of a StorageImpl is the address of its memory; None if this torch has it elsewhere."""
-    import torch
-
-    found = set(range(_STORAGE_WORDS))
-    for size in (24, 4096):
-        tensor = torch.zeros(size, dtype=torch.uint8, device="cpu")
-        storage = Storage(tensor)
-        words = (ctypes.c_int64 * _STORAGE_WORDS).from_address(storage.id)
-        address = tensor.data_ptr()
-        found &= {i for i, word in enumerate(words) if word == address}
-        del tensor
-        found &= {i for i, word in enumerate(words) if word == 0}
-    return min(found, default=None)
 
 
 _IR = f"""

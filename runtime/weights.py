@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .abi import ALIGNMENT
-from .fingerprint import Samples, Storage
+from .fingerprint import Samples
 from .memory import Block
 from .program import Program
 from .recipes import recipes
+from .storage import Storage
 
 if TYPE_CHECKING:
     import torch

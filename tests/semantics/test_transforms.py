@@ -10,6 +10,7 @@ from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 
+from mlirc.runtime.storage import Storage
 from mlirc.tests.semantics.agree import agree, compiled
 
 R = torch.randn
@@ -193,6 +194,52 @@ CUSTOM = {
 def test_custom_ops(name, dynamic):
     f, n = CUSTOM[name]
     agree(f, R(4, 5), R(4, 5), dynamic=dynamic)
+
+
+_log: list[torch.Tensor] = []
+
+
+@torch.library.custom_op("mlirc_test::logged", mutates_args=())
+def logged(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    _log.extend((x, y.detach()[1:].t()))
+    return x + y
+
+
+@logged.register_fake
+def _(x, y):
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_tensors_that_a_custom_op_keeps(dynamic):
+    """They outlive the memory that the program has given it."""
+
+    def f(x):
+        y = logged(x, (x * 2).softmax(-1))
+        return logged(y.exp(), x).sum(0) * 3
+
+    ours = compiled(f, dynamic=dynamic)
+    inputs = [R(30, 50) for _ in range(3)]
+    ours(inputs[0])
+    _log.clear()
+    for x in inputs:
+        ours(x.clone())
+    got = list(_log)
+    del ours
+    torch._dynamo.reset()
+    _log.clear()
+    for x in inputs:
+        f(x)
+    torch.testing.assert_close(got, _log)
+    got[0].add_(1)
+    torch.testing.assert_close(got[4], _log[4])
+    _log.clear()
+
+
+def test_memory_that_a_custom_op_does_not_keep_is_not_copied(monkeypatch):
+    monkeypatch.setattr(Storage, "move", lambda *args: pytest.fail("a copy"))
+    for name in ("pure", "strides"):
+        agree(CUSTOM[name][0], R(4, 5), R(4, 5))
 
 
 def test_gradients_of_custom_ops():
