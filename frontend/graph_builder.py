@@ -436,8 +436,8 @@ def neutral(combine: str, dtype: torch.dtype) -> float | int | bool:
 
 def combiner(combine: str, dtype: torch.dtype) -> Callable[[ir.Value, ir.Value], ir.Value]:
     """The scalar op of a reduction."""
-    if combine in ("and", "or"):
-        return arith.andi if combine == "and" else arith.ori
+    if combine in ("and", "or") or dtype == torch.bool:
+        return {"and": arith.andi, "mul": arith.andi, "min": arith.andi}.get(combine, arith.ori)
     if dtype.is_floating_point:
         return {"add": arith.addf, "mul": arith.mulf, "max": arith.maximumf, "min": arith.minimumf}[combine]
     if is_unsigned(dtype):

@@ -117,7 +117,15 @@ def embedding_bag(
     return sums.to(weight.dtype), bag, sizes, sizes.clone()
 
 
+def index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
+    """Negative indices count from the end here, but not in `index_copy`, which torch makes of it."""
+    size = x.shape[dim] if x.dim() else 1
+    return torch._refs.index_fill(x, dim, torch.where(index < 0, index + size, index), value)
+
+
 OWN: dict[Any, Any] = {
+    aten.index_fill.int_Scalar: index_fill,
+    aten.index_fill.int_Tensor: index_fill,
     aten._embedding_bag.default: embedding_bag,
     **foreach.decompositions(),
     aten._int_mm.default: int_mm,

@@ -56,7 +56,7 @@ def _ramp(d: torch.dtype, x: Value) -> Value:
 
 
 def elu(d: torch.dtype, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
-    low = arith.mulf(math.expm1(arith.mulf(x, scalar(d, input_scale))), scalar(d, alpha * scale))
+    low = arith.mulf(math.expm1(arith.mulf(x, scalar(d, input_scale))), scalar(d, float(alpha) * float(scale)))
     return arith.select(s.gt(d, x, scalar(d, 0)), arith.mulf(x, scalar(d, scale)), low)
 
 

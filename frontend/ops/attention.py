@@ -106,7 +106,8 @@ def attention(
         out = b.permute(b.reshape(out, (batch, m, heads, v.shape[3])), [0, 2, 1, 3])
     if not is_used(node, 1):
         return [out, None]
-    log = b.pointwise(total.shape, [total, top], d, d, d, lambda t, m: arith.addf(math.log(t), m))
+    # 0 for a query that may see no key, as in ATen: its gradient is exp(-inf - 0) = 0 then, not exp(-inf + inf) = NaN.
+    log = b.pointwise(total.shape, [total, top], d, d, d, lambda t, m: arith.addf(math.log(one(t)), m))
     return [out, b.reshape(log, (batch, heads, m))]
 
 

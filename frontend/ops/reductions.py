@@ -10,9 +10,9 @@ import torch
 
 from ...dialects.mlir import arith, ir, math
 from ..dtypes import cast, compute_dtype, scalar
-from ..extents import normal, product
+from ..extents import normal, product, same
 from ..graph_builder import GraphBuilder, Operand, Scalar, T
-from ..registry import lowers
+from ..registry import Unsupported, lowers
 from . import scalars as s
 from .pointwise import out_shape
 
@@ -59,14 +59,22 @@ REDUCTIONS: dict[Any, str] = {
 }
 
 
+def _check_elements(x: T, dims: Sequence[int]) -> None:
+    """Extrema of nothing are an error, which ATen words."""
+    if any(same(x.shape[d], 0) for d in dims if x.rank):
+        raise Unsupported("an extremum of no elements is an error")
+
+
 @lowers(*REDUCTIONS)
 def reduction(
     b: GraphBuilder, node: Any, x: T, dims: Any = None, keepdim: bool = False, *, dtype: Any = None, output_dtype: Any = None
 ) -> T:
     combine, out = REDUCTIONS[node.target], out_dtype(node)
     compute = torch.bool if combine in ("and", "or") else compute_dtype(out)
-    if combine in ("max", "min") and any(s == 0 for d, s in enumerate(x.shape) if d in all_dims(x, dims)):
-        raise IndexError("max and min need elements")  # eager refuses too
+    if dims == [] and node.target in (aten.any.dims, aten.all.dims):  # no dims at all, unlike those of other reductions
+        return b.convert(b.convert(x, torch.bool), out)
+    if combine in ("max", "min"):
+        _check_elements(x, all_dims(x, dims))
     return b.convert(b.reduce(x, all_dims(x, dims), combine, keepdim, compute), out)
 
 
@@ -106,6 +114,7 @@ def max_dim(b: GraphBuilder, node: Any, x: T, dim: int, keepdim: bool = False) -
     if x.rank == 0:
         return [x, b.full((), torch.int64, 0)]
     dim %= x.rank
+    _check_elements(x, [dim])
     top = b.reduce(x, [dim], combine, True, x.dtype)
     where = arg_extremum(b, x, top, dim, keepdim) if is_used(node, 1) else None
     return [b.reshape(top, out_shape_of(node, 0)), where]

@@ -224,6 +224,8 @@ def _where_put(b: GraphBuilder, x: T, indices: Sequence[T | None], values: T, ac
     if len(masks) != 1 or not same(product(values.shape), 1):
         raise Unsupported("boolean mask: what goes where depends on data")
     lead, mask = masks[0]
+    if any(isinstance(m, int) and isinstance(n, int) and m != n for m, n in zip(mask.shape, x.shape[lead:])):
+        raise Unsupported("a boolean mask of another shape is an error")
     mask = b.reshape(mask, [*[1] * lead, *mask.shape, *[1] * (x.rank - lead - mask.rank)])
     d = compute_dtype(x.dtype)
 

@@ -91,6 +91,19 @@ def test_queries_that_see_no_key() -> None:
     q, k, v = heads(17), heads(33), heads(33)
     (out,) = compare(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), q, k, v, mask)
     assert (out[:, :, 3] == 0).all()
+    for f, *args in ((F.scaled_dot_product_attention, q, k, v, mask), (fewer_heads, q[:, :, :1], k[:, :1], v[:, :1], mask[:, :, 3:4])):
+        expected, got = (gradients(g, *args) for g in (f, torch.compile(f, backend="mlirc")))
+        for e, g in zip(expected, got):
+            torch.testing.assert_close(g, e, atol=1e-4, rtol=1e-4)
+
+
+def fewer_heads(q, k, v, mask):  # noqa: ANN001, ANN201
+    return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+
+
+def gradients(f, q, k, v, mask) -> tuple[torch.Tensor, ...]:  # noqa: ANN001
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    return torch.autograd.grad(f(*inputs, mask).square().sum(), inputs)
 
 
 def test_large_and_infinite_values() -> None:

@@ -57,6 +57,16 @@ def test_out_of_range(text):
         torch.compile(function(text, "x, i"), backend="mlirc")(x, i)
 
 
+def test_mask_of_another_shape():
+    def f(x, m):
+        x = x.clone()
+        x[m] = 1
+        return x
+
+    with pytest.raises(IndexError):
+        torch.compile(f, backend="mlirc")(torch.randn(4, 3), torch.tensor([True]))
+
+
 def write_slice(x, i, s):
     y = x.clone()
     y.index_copy_(1, i, s)

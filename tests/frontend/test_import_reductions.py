@@ -74,6 +74,24 @@ def test_of_bools():
     matches(lambda x: [x.sum(), x.any(1), x.all(), x.sum(1), x.any((0, 1))], torch.randn(3, 17, 5) > 0)
 
 
+def test_sums_and_products_as_bools():
+    """Whether any element is not zero, whether all are; not the sum's last bit."""
+    x = torch.randint(-1, 2, (3, 17, 5))
+    matches(lambda x: [x.sum(dtype=torch.bool), x.sum(1, dtype=torch.bool), x.prod(1, dtype=torch.bool)], x)
+    matches(lambda x: [x.sum((0, 2), dtype=torch.bool), x.prod(dtype=torch.bool)], x.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32])
+def test_any_of_no_dims_reduces_nothing(dtype):
+    matches(lambda x: [x.any(dim=()), torch.all(x, dim=[])], torch.randint(0, 2, (3, 5)).to(dtype))
+
+
+@pytest.mark.parametrize("f", [lambda x: x.max(0), lambda x: x.min(0)[0], lambda x: x.max()])
+def test_extrema_of_nothing(f):
+    with pytest.raises((IndexError, RuntimeError), match="reduction dim|numel\\(\\) == 0"):
+        torch.compile(f, backend="mlirc", options={"strict": True})(torch.zeros(0, 4))
+
+
 def test_nan_and_infinities():
     x = torch.randn(3, 17, 5)
     x[0, 3, 2], x[1, 4, 1], x[2, 5] = float("nan"), float("inf"), float("-inf")

@@ -33,6 +33,11 @@ CASES = {
         R(4, 5),
     ),
     "foreach in place": (lambda x, y: (torch._foreach_mul_([x, y], 2.0), torch._foreach_add_([x], [y]))[0], R(7), R(7)),
+    "index_fill": (
+        lambda x, i: (x.index_fill(0, i, 2.0), x.index_fill(-1, i, x[0, 0]), x[0, 0].index_fill(0, i[:1] * 0 - 1, 3.0)),
+        R(4, 5),
+        torch.tensor([-1, 0, -4]),
+    ),
     "repeat_interleave": (lambda x, r: x.repeat_interleave(r, dim=0, output_size=7), R(3, 5), torch.tensor([1, 0, 6])),
     "upsample_nearest2d_backward": (
         lambda x: (
