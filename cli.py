@@ -278,11 +278,11 @@ def cache(stats: bool, clear: bool, folder: str | None) -> None:
     place = folder or options.cache_dir
     found = KernelCache(Path(place) if place else None, options.cache_size_mb)
     if clear:
-        click.echo(f"removed {found.clear()} kernels from {found.directory}")
+        click.echo(f"removed {found.clear()} entries from {found.directory}")
     if stats or not clear:
         now = found.stats()
         limit = options.cache_size_mb
-        click.echo(f"{now.entries} kernels, {now.bytes / 2**20:.1f} MiB of at most {limit} MiB in {now.directory}")
+        click.echo(f"{now.entries} entries (kernels, and what tuning found), {now.bytes / 2**20:.1f} MiB of at most {limit} MiB in {now.directory}")
 
 
 if __name__ == "__main__":

@@ -94,9 +94,9 @@ def test_version():
 def test_cache_can_be_counted_and_cleared(cache_dir):
     x = torch.randn(8)
     torch.compile(lambda x: x * 2 + 1, backend="mlirc")(x)
-    assert re.match(rf"1 kernels, \d+\.\d MiB of at most 1024 MiB in {cache_dir}", mlirc("cache", "--stats").output)
-    assert mlirc("cache", "--clear").output == f"removed 1 kernels from {cache_dir}\n"
-    assert mlirc("cache").output.startswith("0 kernels")
+    assert re.match(rf"1 entries \(kernels, and what tuning found\), \d+\.\d MiB of at most 1024 MiB in {cache_dir}", mlirc("cache", "--stats").output)
+    assert mlirc("cache", "--clear").output == f"removed 1 entries from {cache_dir}\n"
+    assert mlirc("cache").output.startswith("0 entries")
     assert mlirc("cache", "--dir", str(cache_dir / "other")).output.endswith("other\n")
 
 
