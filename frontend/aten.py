@@ -17,7 +17,7 @@ from ..passes.build_plan import HostCall
 from ..runtime.guards import extent
 from ..runtime.plan import Expr, Pointer
 from ..runtime.program import Frame
-from ..runtime.storage import Storage
+from ..runtime.storage import Storage, movable
 from .evaluate import evaluator
 from .imported import AtenCall, Slot, TensorSpec
 
@@ -28,14 +28,16 @@ Lent = list[tuple[Storage, Any]]
 def tensor_at(
     address: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, lent: Lent | None = None
 ) -> torch.Tensor:
-    """A tensor over memory that somebody else owns, and an entry in `lent`. Strides in elements."""
+    """A tensor over memory that somebody else owns, with an entry in `lent`, or else over a copy. Strides in elements."""
     extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides))
     if 0 in shape:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     memory = (ctypes.c_char * (extent * dtype.itemsize)).from_address(address)
     tensor = torch.frombuffer(memory, dtype=dtype, count=extent)
-    if lent is not None:
+    if lent is not None and movable():
         lent.append((Storage(tensor), memory))
+    elif lent is not None:
+        tensor = tensor.clone()
     return tensor.as_strided(tuple(shape), tuple(strides))
 
 

@@ -40,11 +40,14 @@ class Storage:
         import torch
 
         storage = torch.UntypedStorage._new_with_weak_ptr(self.id)  # type: ignore[attr-defined]
-        place = self.place()
-        if storage is None or not place:
-            return
-        lender.copy = copy = storage.clone()
-        ctypes.c_int64.from_address(place).value = copy.data_ptr()
+        if storage is not None:
+            lender.copy = copy = storage.clone()
+            ctypes.c_int64.from_address(self.place()).value = copy.data_ptr()
+
+
+def movable() -> bool:
+    """Whether storages can be moved: it is known where this torch keeps their address."""
+    return _address_word() is not None
 
 
 @functools.cache

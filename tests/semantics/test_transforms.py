@@ -10,6 +10,7 @@ from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 
+from mlirc.frontend import aten
 from mlirc.runtime.storage import Storage
 from mlirc.tests.semantics.agree import agree, compiled
 
@@ -210,9 +211,12 @@ def _(x, y):
     return torch.empty_like(x)
 
 
+@pytest.mark.parametrize("can_move", [True, False], ids=["moved", "copied before"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_tensors_that_a_custom_op_keeps(dynamic):
+def test_tensors_that_a_custom_op_keeps(dynamic, can_move, monkeypatch):
     """They outlive the memory that the program has given it."""
+    if not can_move:
+        monkeypatch.setattr(aten, "movable", lambda: False)
 
     def f(x):
         y = logged(x, (x * 2).softmax(-1))
