@@ -76,6 +76,18 @@ def test_a_pattern_may_fit_kernels_of_other_kinds():
             adjusted(function, cpu, model, pinned("k", parse_pins(["*: rows=4, unroll=9"])))
 
 
+def test_what_is_not_pinned_stays_possible():
+    """The unrolling of a concatenation cannot be pinned, but the grain can, beside the model's own unrolling."""
+    part, whole = "tensor<40x100xf32>", "tensor<40x200xf32>"
+    body = f"%r = tensor.concat dim(1) %x, %y : ({part}, {part}) -> {whole}\n"
+    text = kernel([("%x", part), ("%y", part)], body, [("%r", whole)], [[200, 1]])
+    with ir.Context(), ir.Location.unknown():
+        function, cpu = parsed(text), Target.parse("x86-64-v4")
+        model = select_strategy(function, cpu)
+        assert model.unroll > 1
+        assert adjusted(function, cpu, model, pinned("k", parse_pins(["*: grain=3"]))) == replace(model, grain=3)
+
+
 @pytest.mark.parametrize(
     "text, said",
     [
