@@ -209,9 +209,15 @@ def import_paths() -> tuple[list[str], list[str]]:
     The second come last, and after the libraries are imported, so that files of the user's that are named like one do not take
     its place. (Any module comes before a package without `__init__.py`, such as torch_mlir, wherever they lie.)
     """
+    try:
+        here = [os.getcwd()]
+    except OSError:  # removed, as folders of tests and jobs are: what is relative to it is gone too
+        here = []
+    known = [e for e in sys.path if isinstance(e, str) and (here or os.path.isabs(e))]
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    users = {os.getcwd()} if main is None else {os.getcwd(), os.path.dirname(os.path.realpath(main))}
-    entries = list(dict.fromkeys(os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)))
+    scripts = [] if main is None or not (here or os.path.isabs(main)) else [os.path.dirname(os.path.realpath(main))]
+    users = {*here, *scripts}
+    entries = list(dict.fromkeys(map(os.path.abspath, known)))
     return [e for e in entries if os.path.realpath(e) not in users], [e for e in entries if os.path.realpath(e) in users]
 
 

@@ -47,6 +47,20 @@ def test_files_that_shadow_modules(tmp_path):
     assert succeeds("check()\nprint('right')", "-I", cwd=tmp_path, prelude=isolated) == "right\n"
 
 
+def test_a_working_directory_that_is_gone(tmp_path):
+    """It went after torch had been imported, which wants one."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    succeeds(f"""
+        import torch._dynamo.config
+        os.chdir({str(gone)!r})
+        os.rmdir({str(gone)!r})
+        sys.path.insert(0, "")
+        check()
+        check(other)
+    """)
+
+
 def test_few_files_little_stack_no_home(tmp_path):
     """One process with a limit of 64 open files, 1 MiB of stack, files of at most a byte, no home and nowhere for temporary files."""
     done = script(
