@@ -60,10 +60,12 @@ def _cheap(op: ir.Operation) -> bool:
 
 def _bytes(group: Sequence[ir.Operation], moved: Collection[ir.Operation]) -> int:
     """What the kernel stores without the moved ops, and what these read besides."""
-    stays = [op for op in group if op not in moved]
+    gone = {*moved}
+    stays = [op for op in group if op not in gone]
     inside = {*stays}
     stored = {v for op in stays for v in op.results if any(r not in inside for r in readers(op))}
-    more = {v for op in moved for v in st.tensors_read(op) if maker(v) not in inside and maker(v) not in moved}
+    # Of an argument there is no maker: sets are asked, since an op of a list cannot be compared with None.
+    more = {v for op in gone for v in st.tensors_read(op) if maker(v) not in inside and maker(v) not in gone}
     return _size(stored) + _size(more)
 
 

@@ -40,6 +40,15 @@ def test_casts_and_squares_go_with_the_norm():
         assert found["arith.extf"] == found["arith.mulf"] == found[SUMMED] == found["arith.subf"] != found[CONTRACTION]
 
 
+def test_what_reads_an_argument_goes_too():
+    """An argument has no maker, which was compared with the ops that go."""
+    weighted = generic("%s", [("%c", F), ("%g", F)], F, body="%o = arith.mulf %a0, %a1 : f32")
+    scaled = generic("%r", [("%c", F), ("%n", ROW)], F, ["i, j", "i", "i, j"], "%o = arith.subf %a0, %a1 : f32")
+    text = function([*ARGUMENTS, ("%g", F)], product_and(WIDE, weighted, summed("%s"), scaled), [("%r", F), ("%h", H)])
+    found = groups(text)
+    assert found[CONTRACTION] == found["arith.truncf"] != found[SUMMED]
+
+
 def test_what_takes_no_less_room_stays():
     shifted = generic("%c", [("%m", F)], F, body="%o = arith.negf %a0 : f32")
     found = groups(function(ARGUMENTS, matmul("%m", "%x", "%w", 4, 8, 16) + shifted + summed("%c"), [("%n", ROW)]))
