@@ -223,6 +223,8 @@ def div_mode(b: GraphBuilder, node: Any, x: Operand, y: Operand, *, rounding_mod
 def pow_scalar(b: GraphBuilder, node: Any, x: T, exponent: Any) -> T:
     if isinstance(exponent, Scalar):
         return apply(b, node, [x, exponent], list(node.args), Kind.BOOL_TO_LONG, s.power)
+    if exponent < 0 and not node.meta["val"].dtype.is_floating_point:
+        raise Unsupported("a negative power of integers is an error")
     return apply(b, node, [x], list(node.args), Kind.BOOL_TO_LONG, lambda d, u: s.power_by(d, u, exponent))
 
 

@@ -256,3 +256,9 @@ x / x.shape[1] ** 0.5
 def test_created(dynamic):
     functions = [function(t) for t in CREATED]
     matches(lambda x: [f(x) for f in functions], torch.randn(3, 37), dynamic=dynamic)
+
+
+def test_negative_powers_of_integers():
+    """An error, which a compiler that multiplies once too often does not find."""
+    with pytest.raises(RuntimeError, match="negative integer powers"):
+        torch.compile(lambda x: x**-1, backend="mlirc")(torch.tensor([2, 1]))
