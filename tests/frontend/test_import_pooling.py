@@ -38,6 +38,8 @@ F.interpolate(x, size=(5, 30), mode="bilinear", align_corners=True)
 F.interpolate(x, scale_factor=2, mode="bicubic")
 F.interpolate(x[0], scale_factor=2, mode="linear")
 F.interpolate(x[0], scale_factor=2)
+F.interpolate(x[0], scale_factor=1.04)
+F.interpolate(x[0], scale_factor=2.05)
 F.interpolate(x[None], scale_factor=2, mode="trilinear")
 """)
 
