@@ -123,7 +123,25 @@ def index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> to
     return torch._refs.index_fill(x, dim, torch.where(index < 0, index + size, index), value)
 
 
+def affine_grid_generator(theta: torch.Tensor, size: Sequence[Any], align_corners: bool) -> torch.Tensor:
+    """The places of a result's elements in [-1, 1], 0 along a dim of one, through a map to each batch element's source.
+
+    Torch's decomposition has a constant for a dim of one, which cannot be traced.
+    """
+    places = size[2:]
+    d = torch.promote_types(theta.dtype, torch.float32)
+    base = []
+    for i, n in reversed(list(enumerate(places))):
+        end = 1 if align_corners else (n - 1) / n if n > 1 else 0
+        line = torch.linspace(-end, end, n, dtype=d, device=theta.device) if n > 1 else theta.new_zeros(n, dtype=d)
+        base.append(line.reshape([n if k == i else 1 for k in range(len(places))]).expand(places))
+    base.append(theta.new_ones(places, dtype=d))
+    flat = torch.stack(base, -1).reshape(-1, len(base), 1)
+    return (flat * theta.to(d).mT.unsqueeze(1)).sum(-2).to(theta.dtype).view(size[0], *places, len(places))
+
+
 OWN: dict[Any, Any] = {
+    aten.affine_grid_generator.default: affine_grid_generator,
     aten.index_fill.int_Scalar: index_fill,
     aten.index_fill.int_Tensor: index_fill,
     aten._embedding_bag.default: embedding_bag,

@@ -33,6 +33,11 @@ CASES = {
         R(4, 5),
     ),
     "foreach in place": (lambda x, y: (torch._foreach_mul_([x, y], 2.0), torch._foreach_add_([x], [y]))[0], R(7), R(7)),
+    "affine grids": (
+        lambda x, y: (F.affine_grid(x, (2, 3, 4, 5), True), F.affine_grid(x, (2, 3, 1, 5), False), F.affine_grid(y, (2, 1, 3, 1, 5), True)),
+        R(2, 2, 3),
+        R(2, 3, 4),
+    ),
     "index_fill": (
         lambda x, i: (x.index_fill(0, i, 2.0), x.index_fill(-1, i, x[0, 0]), x[0, 0].index_fill(0, i[:1] * 0 - 1, 3.0)),
         R(4, 5),
