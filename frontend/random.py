@@ -119,8 +119,8 @@ def bernoulli(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 @_decomposes(aten.bernoulli.p)
-def bernoulli_p(x: torch.Tensor, p: float = 0.5) -> torch.Tensor:
-    return _like(x, lambda size: ops.bernoulli(_seed(), p, size)).to(x.dtype)
+def bernoulli_p(x: torch.Tensor, p: float = 0.5) -> Any:
+    return NotImplemented if not 0 <= p <= 1 else _like(x, lambda size: ops.bernoulli(_seed(), p, size)).to(x.dtype)
 
 
 @_decomposes(aten.bernoulli.Tensor)
@@ -137,8 +137,8 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
 
 
 @_decomposes(aten.uniform.default)
-def uniform(x: torch.Tensor, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
-    return (_uniform(x) * (high - low) + low).to(x.dtype)
+def uniform(x: torch.Tensor, low: float = 0.0, high: float = 1.0) -> Any:
+    return NotImplemented if low > high else (_uniform(x) * (high - low) + low).to(x.dtype)
 
 
 @_decomposes(aten.normal_functional.default)

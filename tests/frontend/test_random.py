@@ -268,3 +268,9 @@ def test_left_to_aten():
     f = lambda p: (torch.randperm(9), torch.multinomial(p, 2))  # noqa: E731
     for mine, theirs in zip(seeded(compiled(f), p), seeded(f, p)):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("f", [lambda x: x.clone().uniform_(3, 1), lambda x: x.clone().bernoulli_(2.0)])
+def test_bounds_are_checked(f):
+    with pytest.raises(RuntimeError, match="expects"):
+        torch.compile(f, backend="mlirc")(torch.zeros(3))
