@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -74,6 +75,8 @@ class Options:
 
         Raises ValueError for an unknown name, listing the valid ones, and for a value of the wrong type.
         """
+        if not isinstance(options or {}, Mapping):
+            raise ValueError(f"mlirc: options want a dict, got {options!r}")
         given = dict(options or {})
         environment = _parse(os.environ.get("MLIRC_OPTIONS", ""))
         chosen = str(given.get("mode") or mode or environment.get("mode") or "default")
@@ -81,7 +84,7 @@ class Options:
             raise ValueError(f"mlirc: unknown mode {chosen!r}; valid modes: {', '.join(MODES)}")
         merged: dict[str, object] = {**MODES[chosen], **environment, **given, "mode": chosen}
         fields = {f.name: f for f in dataclasses.fields(cls)}
-        unknown = sorted(set(merged) - set(fields))
+        unknown = sorted(map(str, set(merged) - set(fields)))
         if unknown:
             raise ValueError(f"mlirc: unknown option {', '.join(unknown)}; valid options: {', '.join(sorted(fields))}")
         return cls(**{name: _convert(name, value, fields[name].default) for name, value in merged.items()})

@@ -64,6 +64,13 @@ def test_unknown_name_lists_the_valid_ones():
         assert field.name in str(error.value)
 
 
+def test_names_that_are_no_texts():
+    with pytest.raises(ValueError, match="unknown option 5; valid options: cache"):
+        Options.make({5: 1})
+    with pytest.raises(ValueError, match="options want a dict, got 'strict'"):
+        Options.make("strict")
+
+
 def test_unknown_mode_lists_the_valid_ones():
     with pytest.raises(ValueError, match="max-autotune"):
         Options.make(mode="fast")
