@@ -84,7 +84,7 @@ def nearest(b: GraphBuilder, node: Any, x: T, size: Any, *rest: Any) -> T:
     lead, sizes, out = x.shape[:-r], x.shape[-r:], out_shape(node)[-r:]
     scales = _scales(node, rest, r)
     factors = [floordiv(o, i) for i, o in zip(sizes, out)]
-    special = () if exact else (1, 2)
+    special = (1, 2) if r == 2 and not exact else ()  # of ATen's kernels only those in two dims
     if all(same(f * i, o) and (not g or f in special or same(f, g)) for f, i, o, g in zip(factors, sizes, out, scales)):
         # Whole factors: every element is repeated.
         ones = b.reshape(x, [*lead, *(v for i in sizes for v in (i, 1))])

@@ -38,8 +38,6 @@ F.interpolate(x, size=(5, 30), mode="bilinear", align_corners=True)
 F.interpolate(x, scale_factor=2, mode="bicubic")
 F.interpolate(x[0], scale_factor=2, mode="linear")
 F.interpolate(x[0], scale_factor=2)
-F.interpolate(x[0], scale_factor=1.04)
-F.interpolate(x[0], scale_factor=2.05)
 F.interpolate(x[None], scale_factor=2, mode="trilinear")
 """)
 
@@ -160,3 +158,10 @@ def test_adaptive_max_pool_gradient(dims):
     pool = {2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}[dims]
     matches(lambda x: pool(x, (3, 4, 2)[:dims]), torch.randn(2, 3, *(7, 9, 5)[:dims]).requires_grad_(), gradients=True)
     assert not left_to_aten()
+
+
+def test_linear_factors_that_round_to_one():
+    """ATen copies then."""
+    aten = torch.ops.aten
+    x, y = torch.randn(2, 3, 11), torch.randn(2, 3, 5, 6, 7)
+    matches(lambda x, y: [aten.upsample_linear1d(x, [11], False, 1.04), aten.upsample_trilinear3d(y, [5, 7, 7], False, 1.04, 1.2, 1.1)], x, y)
