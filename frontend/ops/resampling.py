@@ -29,12 +29,10 @@ def _position(v: Value) -> Value:
     return arith.index_cast(ir.IndexType.get(), arith.fptosi(ir.IntegerType.get_signless(64), v))
 
 
-def _scale(
-    b: GraphBuilder, size: Extent, out: Extent, given: Any, corners: bool = False, whole: Sequence[int] = ()
-) -> Callable[[], Value]:
+def _scale(b: GraphBuilder, size: Extent, out: Extent, given: Any, corners: bool = False, copies: bool = False) -> Callable[[], Value]:
     """Source positions a step of the result, as an f32 made in the body.
 
-    A result `whole` times as large has that factor, whatever factor (1.04) was `given` and rounded down to it, as in ATen.
+    Where it `copies`, a result as large as its source is one, whatever factor (1.04) was `given` and rounded down to it, as in ATen.
     """
     if isinstance(given, Scalar):
         raise Unsupported("scale factor known only at run time")
@@ -42,19 +40,13 @@ def _scale(
         if same(out, 1):
             return lambda: scalar(F32, 0)
         size, out = size - 1, out - 1
+    elif given and not copies:
+        return lambda: scalar(F32, 1 / given)
     elif given and isinstance(size, int) and isinstance(out, int):
-        factor = next((w for w in whole if out == w * size), given)
-        return lambda: scalar(F32, 1 / factor)
+        return lambda: scalar(F32, 1 if size == out else 1 / given)
     elif given:
-
-        def known_when_run() -> Value:
-            step = scalar(F32, 1 / given)
-            for w in whole:
-                is_whole = arith.cmpi(arith.CmpIPredicate.eq, b.index(out), b.index(size * w))
-                step = arith.select(is_whole, scalar(F32, 1 / w), step)
-            return step
-
-        return known_when_run
+        alike = lambda: arith.cmpi(arith.CmpIPredicate.eq, b.index(out), b.index(size))  # noqa: E731
+        return lambda: arith.select(alike(), scalar(F32, 1), scalar(F32, 1 / given))
     if isinstance(size, int) and isinstance(out, int):
         return lambda: scalar(F32, size / out)
     if corners:  # a single output has no step
@@ -84,12 +76,11 @@ def nearest(b: GraphBuilder, node: Any, x: T, size: Any, *rest: Any) -> T:
     lead, sizes, out = x.shape[:-r], x.shape[-r:], out_shape(node)[-r:]
     scales = _scales(node, rest, r)
     factors = [floordiv(o, i) for i, o in zip(sizes, out)]
-    special = (1, 2) if r == 2 and not exact else ()  # of ATen's kernels only those in two dims
-    if all(same(f * i, o) and (not g or f in special or same(f, g)) for f, i, o, g in zip(factors, sizes, out, scales)):
+    if all(same(f * i, o) and (not g or same(f, g)) for f, i, o, g in zip(factors, sizes, out, scales)):
         # Whole factors: every element is repeated.
         ones = b.reshape(x, [*lead, *(v for i in sizes for v in (i, 1))])
         return b.reshape(b.expand(ones, [*lead, *(v for p in zip(sizes, factors) for v in p)]), [*lead, *out])
-    steps = [_scale(b, i, o, g, whole=special) for i, o, g in zip(sizes, out, scales)]
+    steps = [_scale(b, i, o, g) for i, o, g in zip(sizes, out, scales)]
 
     def body(at: list[Value]) -> Value:
         place = at[: len(lead)]
@@ -108,7 +99,7 @@ def linear(b: GraphBuilder, node: Any, x: T, size: Any, corners: bool, *rest: An
     lead, sizes, out = x.shape[:-r], x.shape[-r:], out_shape(node)[-r:]
     if not x.dtype.is_floating_point:
         raise Unsupported("linear resampling of integers")
-    steps = [_scale(b, i, o, g, corners, whole=(1,)) for i, o, g in zip(sizes, out, _scales(node, rest, r))]
+    steps = [_scale(b, i, o, g, corners, copies=True) for i, o, g in zip(sizes, out, _scales(node, rest, r))]
     d = compute_dtype(x.dtype)
 
     def neighbours(v: Value, step: Value, i: Extent) -> tuple[tuple[Value, Value], tuple[Value, Value]]:

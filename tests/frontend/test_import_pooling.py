@@ -160,8 +160,14 @@ def test_adaptive_max_pool_gradient(dims):
     assert not left_to_aten()
 
 
-def test_linear_factors_that_round_to_one():
-    """ATen copies then."""
-    aten = torch.ops.aten
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_linear_factors_that_round_to_one(dynamic):
+    """ATen copies then, and only then."""
+    linear1d, linear3d = torch.ops.aten.upsample_linear1d, torch.ops.aten.upsample_trilinear3d
     x, y = torch.randn(2, 3, 11), torch.randn(2, 3, 5, 6, 7)
-    matches(lambda x, y: [aten.upsample_linear1d(x, [11], False, 1.04), aten.upsample_trilinear3d(y, [5, 7, 7], False, 1.04, 1.2, 1.1)], x, y)
+
+    def f(x, y):
+        n = x.shape[2]
+        return linear1d(x, [n], False, 1.04), linear1d(x, [n + 1], False, 1.04), linear3d(y, [5, 7, 7], False, 1.04, 1.2, 1.1)
+
+    matches(f, x, y, dynamic=dynamic)
