@@ -32,13 +32,12 @@ def taken_over(group: Sequence[ir.Operation], reader: ir.Operation, waiting: Cal
     `group` is in program order; `waiting` tells which ops have no kernel yet.
     """
     moved: list[ir.Operation] = []
-    best, least = 0, _bytes(group, moved)
     while len(moved) < MOST and (op := _next(group, moved, reader, waiting)) is not None:
         moved.append(op)
-        nbytes = _bytes(group, moved)
-        if nbytes < least:
-            best, least = len(moved), nbytes
-    return moved[:best]
+    if not moved:
+        return moved
+    stored = [_bytes(group, moved[:n]) for n in range(len(moved) + 1)]
+    return moved[: stored.index(min(stored))]
 
 
 def _next(

@@ -130,14 +130,16 @@ class _Fusion:
             return
         moved = taken_over(self.groups[other], op, lambda o: self.position.get(o, -1) > number)
         stays = [o for o in self.groups[other] if o not in moved]
-        if not moved or self._invalid(stays) or self._invalid(sorted([*moved, *self.groups[number]], key=self.position.__getitem__)):
+        joined = sorted([*moved, *self.groups[number]], key=self.position.__getitem__)
+        if not moved or self._invalid(stays) or self._invalid(joined):
             return
         del self.groups[other]
         self._regroup(stays)
-        self._regroup([*moved, *self.groups[number]])
+        self._regroup(joined)
         self.unfused += [(o, "its operands are stored in fewer bytes") for o in moved]
 
     def _regroup(self, ops: list[ir.Operation]) -> None:
+        """Make ops one group, whose number is the position of the last of them."""
         ops = sorted(ops, key=self.position.__getitem__)
         number = self.position[ops[-1]]
         self.groups[number] = ops

@@ -14,13 +14,10 @@ from ...dialects.mlir import ir, memref
 from .. import structure as st
 from ..domain import Domain
 from ..even_odd import ANY_ORDER
-from ..strategy import LoopStrategy
+from ..strategy import KEPT_ELEMENTS, LoopStrategy
 from .evaluate import Memory, storage_type
 from .kernel import KernelFunction
 from .lanes import Index, Point
-
-ROW_BYTES = 128 * 1024
-"""What a kept value takes at most: it is on the stack, and read again from the cache."""
 
 
 def values_to_keep(
@@ -64,7 +61,7 @@ def _room(strategy: LoopStrategy, domain: Domain) -> bool:
         if not isinstance(size, int):
             return False
         n *= size
-    return n * 4 <= ROW_BYTES
+    return n <= KEPT_ELEMENTS
 
 
 def _dear(op: ir.Operation) -> bool:
