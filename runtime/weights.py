@@ -56,11 +56,9 @@ class Results:
     samples: Samples
     memory: Sequence[Any]
     addresses: list[int]
-    owners: list[weakref.ref[torch.Tensor]]
-
-    def of_the_same(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether it is, or was, computed from these tensors."""
-        return all(o() is t for o, t in zip(self.owners, tensors))
+    tensors: tuple[int, ...]
+    """Their ids. Weak references go to the storages: `torch.utils.swap_tensors` refuses a tensor that has any."""
+    owners: list[weakref.ref[torch.UntypedStorage]]
 
 
 @dataclass(eq=False)
@@ -73,21 +71,18 @@ class Kept:
     state: Hashable
 
     def holds(self, state: Hashable) -> bool:
-        return self.state == state and all(w.alive() for w in self.weights)
+        return self.state == state and all(w.storage.alive() for w in self.weights)
 
 
 @dataclass(eq=False)
 class Weight:
     """What is known of a tensor since it was looked at last. `doubts` counts the times that it may have been written to unseen."""
 
-    tensor: weakref.ref[torch.Tensor]
+    owner: weakref.ref[torch.UntypedStorage]
     storage: Storage
     version: int
     fingerprint: int
     doubts: int = 0
-
-    def alive(self) -> bool:
-        return self.tensor() is not None and self.storage.alive()
 
     def state(self) -> Hashable:
         return id(self), self.storage.id, self.version, self.fingerprint, self.doubts
@@ -116,6 +111,7 @@ class WeightTable:
         if (
             entry is None
             or entry.versions != versions
+            or entry.tensors != tuple(map(id, tensors))
             or entry.epoch != _epoch
             or entry.samples.fingerprint() != entry.fingerprint
         ):
@@ -128,25 +124,26 @@ class WeightTable:
 
     def _compute(self, pointers: tuple[int, ...], versions: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> Results:
         with _computing:
-            before = self._make_room(pointers, tensors)
-            usable = before is not None and before.of_the_same(tensors) and before.samples.in_place()
+            ids = tuple(map(id, tensors))
+            before = self._make_room(pointers, ids)
+            usable = before is not None and before.tensors == ids and before.samples.in_place()
             samples = before.samples if usable else Samples(tensors)  # type: ignore[union-attr]
             fingerprint = samples.fingerprint()
             # A new entry, never the old memory: a call that is still running reads that.
             memory, addresses = self._fill(pointers, tensors, samples)
-            # Other weights may come to lie at the same address: these results end with the first of their weights.
+            # Other weights may come to lie at the same address: these results end with the first storage of their weights.
             forget = functools.partial(_forget, weakref.ref(self), pointers)
-            owners = [weakref.ref(t, forget) for t in tensors]
-            entry = Results(_epoch, versions, fingerprint, samples, memory, addresses, owners)
+            owners = [weakref.ref(t.untyped_storage(), forget) for t in tensors]
+            entry = Results(_epoch, versions, fingerprint, samples, memory, addresses, ids, owners)
             self._entries.pop(pointers, None)  # to be the last one
             self._entries[pointers] = entry
             return entry
 
-    def _make_room(self, pointers: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> Results | None:
+    def _make_room(self, pointers: tuple[int, ...], tensors: tuple[int, ...]) -> Results | None:
         """Forget what was computed longest ago if there is much; what there is for these weights."""
         entries = dict(self._entries)
         before = entries.pop(pointers, None)
-        moved = [key for key, entry in entries.items() if entry.of_the_same(tensors)]
+        moved = [key for key, entry in entries.items() if entry.tensors == tensors]
         for key in moved[: 1 - MAX_PLACES] + list(entries)[: 1 - MAX_ENTRIES]:
             self._entries.pop(key, None)
         return before
@@ -177,8 +174,9 @@ def _look_at(tensors: Sequence[torch.Tensor], samples: Samples) -> list[Weight]:
     written = False
     for t, storage, version, fingerprint in zip(tensors, samples.storages, _versions(tensors), samples.each()):
         weight = _known.get(id(t))
-        if weight is None or weight.tensor() is not t or weight.storage.id != storage.id:
-            weight = _known[id(t)] = Weight(weakref.ref(t, functools.partial(_forget_weight, id(t))), storage, version, fingerprint)
+        if weight is None or weight.storage.id != storage.id:
+            owner = weakref.ref(t.untyped_storage(), functools.partial(_forget_weight, id(t)))
+            weight = _known[id(t)] = Weight(owner, storage, version, fingerprint)
         written = written or (weight.version == version and weight.fingerprint != fingerprint)
         weight.version, weight.fingerprint = version, fingerprint
         weights.append(weight)
@@ -204,9 +202,9 @@ def _forget(table: weakref.ref[WeightTable], pointers: tuple[int, ...], _: objec
         alive._entries.pop(pointers, None)
 
 
-def _forget_weight(key: int, tensor: weakref.ref[torch.Tensor]) -> None:
+def _forget_weight(key: int, owner: weakref.ref[torch.UntypedStorage]) -> None:
     weight = _known.get(key)
-    if weight is not None and weight.tensor is tensor:
+    if weight is not None and weight.owner is owner:
         _known.pop(key, None)
 
 

@@ -224,6 +224,37 @@ def test_other_memory_at_the_same_address():
         agrees(f, net, x)
 
 
+@pytest.mark.parametrize("how", ["swap_tensors", "load_state_dict"])
+def test_weights_that_are_swapped(input, how):
+    """torch refuses to swap tensors that have weak references, or that anything else holds."""
+    net, other = Net().eval(), Net().eval()
+    f = compiled(net)
+    with torch.no_grad():
+        agrees(f, net, input)
+        if how == "swap_tensors":
+            torch.utils.swap_tensors(net.inner.weight, other.inner.weight)
+            torch.utils.swap_tensors(net.norm.running_mean, other.norm.running_mean)
+        else:
+            torch.__future__.set_swap_module_params_on_conversion(True)
+            try:
+                net.load_state_dict(other.state_dict())
+            finally:
+                torch.__future__.set_swap_module_params_on_conversion(False)
+        agrees(f, net, input)
+
+
+def test_a_new_parameter_in_the_same_memory():
+    """Neither its version nor the fingerprint says that one element was written to before; that it is another tensor does."""
+    net, x = nn.Linear(24, 40, bias=False), R(5, 24)
+    f = compiled(net)
+    with torch.no_grad():
+        agrees(f, net, x)
+        data = net.weight.data
+        data[17, 5] += 3
+        net.weight = nn.Parameter(data)
+        agrees(f, net, x)
+
+
 def test_tied_weights(input):
     class Tied(nn.Module):
         def __init__(self):
