@@ -32,6 +32,7 @@ from .guarded import GuardedRunner, guarded
 from .imported import ImportedGraph, TensorSpec
 from .importer import import_graph
 from .memory_guards import guard_memory
+from .overlaps import check_overlaps
 from .random import keep_seeds
 from .recurrent import let_dynamo_trace_layers, replace_layers
 from .registry import LeaveGraph
@@ -68,6 +69,7 @@ def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compiler: C
         partition_fn=_partition,
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
+    check_overlaps(gm)
     guard_memory(gm)
     return traced
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlirc.tests.semantics.agree import agree
+from mlirc.tests.semantics.agree import agree, compiled
 
 R = torch.randn
 MODES = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -183,6 +183,20 @@ def test_both_of_two_overlapping_inputs_are_written(dynamic):
 
     for args in ((base[:10], base[5:15], base[12:20]), (base[:20:2], base[1:20:2], base[:20]), (base[:10], base[10:20], base[20:25])):
         agree(f, *args, dynamic=dynamic)
+
+
+def test_windows_of_a_matrix_that_torch_takes_for_separate():
+    m = R(4, 6)
+
+    def f(x, y):
+        x.add_(1)
+        return x + y
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="'l_x_' .* and 'l_y_' .* share elements.*clone"):
+        compiled(f, dynamic=False)(m[:3, :3], m[1:, 2:5])
+    for x, y in ((m[:3, :3], m[1:, 3:6]), (m[:, :3], m[:, 3:]), (m[:3, :3], m[1:, 2:5].clone()), (m[:3], m[1:])):
+        agree(f, x, y, dynamic=False)
+    agree(lambda x, y, z: (z.add_(1), x + y), m[:3, :3], m[1:, 2:5], R(3), dynamic=False)
 
 
 def test_one_tensor_given_twice_and_then_two():
