@@ -10,7 +10,7 @@
         return dataclasses.replace(default, unroll=2)
 
 Kernels are compiled in worker processes, and cached: a job carries the contents of the files along, and the key of a
-kernel has their hash in it.
+kernel has their hash in it, and that of the user's modules that they import.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..dialects.mlir import ir
 from ..errors import CompileError
+from .imports import OwnModule, own_modules, serve
 
 if TYPE_CHECKING:
     from ..lowering.target import Target
@@ -44,6 +45,8 @@ class UserFile:
 
     path: str
     source: str
+    modules: tuple[OwnModule, ...] = ()
+    """What it imports of the user's."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,8 @@ def read_files(paths: Sequence[str]) -> tuple[UserFile, ...]:
     for path in paths:
         try:
             with open(path, encoding="utf-8") as file:
-                out.append(UserFile(str(path), file.read()))
+                source = file.read()
+            out.append(UserFile(str(path), source, own_modules(source)))
         except (OSError, UnicodeDecodeError) as e:
             raise CompileError(f"cannot read a file of the option `passes`: {e}", source=str(path)) from None
     return tuple(out)
@@ -221,7 +225,7 @@ def read_files(paths: Sequence[str]) -> tuple[UserFile, ...]:
 
 def files_key(files: Sequence[UserFile]) -> str:
     """What the kernel cache has to know of the files that kernels depend on: empty if there are none."""
-    return hashlib.sha256(repr([f.source for f in files]).encode()).hexdigest() if files else ""
+    return hashlib.sha256(repr([(f.source, [(m.name, m.source) for m in f.modules]) for f in files]).encode()).hexdigest() if files else ""
 
 
 @functools.lru_cache(maxsize=64)
@@ -230,6 +234,7 @@ def load(files: tuple[UserFile, ...]) -> UserCode:
     code = UserCode(files)
     token = _loading.set(code)
     try:
+        serve([m for file in files for m in file.modules])
         for file in files:
             module = types.ModuleType(f"mlirc_user_{hashlib.sha256(file.source.encode()).hexdigest()[:12]}")
             module.__file__ = file.path

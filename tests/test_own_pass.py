@@ -140,6 +140,21 @@ def test_a_changed_file_is_a_cache_miss_and_the_same_one_a_hit(tmp_path, cache_d
     assert entries() == 2
 
 
+def test_a_changed_module_that_a_file_imports_is_a_cache_miss(tmp_path, cache_dir, monkeypatch):
+    x, y = torch.randn(20), torch.randn(20)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "rewrites").mkdir()
+    (tmp_path / "rewrites" / "__init__.py").write_text("from .choice import OP\n")
+    own = passes(tmp_path, "import rewrites\n" + KERNEL_PASS.format(stage="vector").replace("arith.subf", "getattr(arith, rewrites.OP)"))
+    for op, expected in (("subf", x - y), ("mulf", x * y), ("subf", x - y)):
+        (tmp_path / "rewrites" / "choice.py").write_text(f"OP = {op!r}\n# {'' if op == 'subf' else 'of another size'}\n")
+        torch._dynamo.reset()
+        assert torch.equal(compiled(lambda x, y: x + y, own)(x, y), expected)
+    assert len(list(cache_dir.iterdir())) == 2
+    (file,) = read_files([own])
+    assert [m.name for m in file.modules] == ["rewrites", "rewrites.choice"]
+
+
 def test_a_file_that_leaves_kernels_alone_shares_their_cache(tmp_path):
     own = passes(tmp_path, '@mlirc.register_pass(after="fusion")\ndef look(module):\n    pass\n')
     assert load(read_files([own])).kernel_files == ()
