@@ -3,7 +3,8 @@
 Dynamo recompiles when sizes, strides or dtypes change, and when one tensor is given twice. It takes no note of arguments that
 begin to overlap (`f(x[:9], y)`, then `f(x[:9], x[5:14])`), nor of storage offsets. The first is wrong in a graph that writes
 to an argument: AOTAutograd has ordered its reads and writes for the arguments it saw. The second is wrong in a graph with an
-`as_strided` whose offset counts from the start of the storage.
+`as_strided` whose offset counts from the start of the storage, and in one that writes to arguments that overlap: AOTAutograd gives
+it the tensor that they are views of, whole, in their place.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def guard_memory(gm: torch.fx.GraphModule) -> None:
         return
     if any(i.mutates_data for i in metadata.input_info) and 1 < len(sources) <= MAX_TENSORS:
         context.guards_context.dynamo_guards.add(Guard(sources[0], _Installer("overlaps", overlaps, sources)))
+        if len(metadata.input_info) < len(gm.graph.find_nodes(op="placeholder")):
+            context.guards_context.dynamo_guards.add(Guard(sources[0], _Installer("shared", shared, sources)))
     if any("as_strided" in str(n.target) for n in gm.graph.nodes):
         context.guards_context.dynamo_guards.add(Guard(sources[0], _Installer("offsets", offsets, sources)))
 
@@ -73,6 +76,16 @@ def overlaps(*tensors: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
                 break
             found.append((i, j, later - start))
     return tuple(found)
+
+
+def shared(*tensors: torch.Tensor) -> tuple[object, ...]:
+    """Where tensors that overlap lie in what they are views of, and what that is."""
+    return tuple([_place(tensors[i]) for i in sorted({i for pair in overlaps(*tensors) for i in pair[:2]})])
+
+
+def _place(t: torch.Tensor) -> tuple[object, ...]:
+    base = t if t._base is None else t._base
+    return t.storage_offset(), t.untyped_storage().nbytes(), base.dtype, tuple(base.shape), base.stride(), base.storage_offset()
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -225,6 +225,23 @@ def test_arguments_begin_to_overlap():
     agree(f, R(10), R(10), ours=ours)
 
 
+@pytest.mark.parametrize("dynamic", [False, None], ids=["static", "by themselves"])
+def test_overlapping_arguments_move(dynamic):
+    """As far apart as before, but elsewhere in a tensor that they are views of, or in one of another size."""
+
+    def f(x, y):
+        x.add_(1)
+        y.mul_(2)
+        return x + y
+
+    base = R(30)
+    ours = agree(f, base[:4], base[2:6], dynamic=dynamic)
+    for some in (base[1:], base[7:], R(6), R(8)[1:], R(5, 6).flatten()[3:], R(60)[::2].as_strided((7,), (1,), 3), base):
+        agree(f, some[:4], some[2:6], ours=ours)
+    with torch.inference_mode():
+        agree(f, base[3:7], base[5:9], ours=ours)
+
+
 @MODES
 def test_expanded_inputs(dynamic):
     def f(x, y, z):
