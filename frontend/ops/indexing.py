@@ -13,7 +13,7 @@ import torch
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, tensor
 from ..dtypes import cast, compute_dtype, scalar
-from ..extents import product, same
+from ..extents import Extent, product, same
 from ..graph_builder import GraphBuilder, T
 from ..registry import Unsupported, lowers
 from . import scalars as s
@@ -23,8 +23,16 @@ aten = torch.ops.aten
 Value = ir.Value
 
 
+def _check_extent(extent: Extent, shape: Sequence[Extent]) -> None:
+    """There is no place that could be read instead of one that is not there. An error, if anything is read, which ATen words."""
+    if same(extent, 0) and not same(product(shape), 0):
+        raise Unsupported("an index into no elements is an error")
+
+
 @lowers(aten.embedding.default)
 def embedding(b: GraphBuilder, node: Any, weight: T, indices: T, *_: Any) -> T:
+    _check_extent(weight.shape[0], out_shape(node))
+
     def body(at: list[Value], i: Value) -> Value:
         return tensor.extract(weight.value, [b.checked_index(i, indices.dtype, weight.shape[0], wrap=False), at[-1]])
 
@@ -36,6 +44,7 @@ def index_select(b: GraphBuilder, node: Any, x: T, dim: int, index: T) -> T:
     if x.rank == 0:
         return x
     dim %= x.rank
+    _check_extent(x.shape[dim], out_shape(node))
     aligned = b.reshape(index, [*index.shape, *[1] * (x.rank - dim - index.rank)])
 
     def body(at: list[Value], i: Value) -> Value:
@@ -52,6 +61,7 @@ def gather(b: GraphBuilder, node: Any, x: T, dim: int, index: T, *, sparse_grad:
     # Numbers in tensors stand for one line.
     x, index = (b.reshape(t, [1]) if t.rank == 0 else t for t in (x, index))
     dim %= x.rank
+    _check_extent(x.shape[dim], index.shape)
 
     def body(at: list[Value], i: Value) -> Value:
         at[dim] = b.checked_index(i, index.dtype, x.shape[dim], wrap=False)
@@ -73,6 +83,8 @@ def index_layout(x: T, indices: Sequence[T | None]) -> tuple[list[int], int]:
 def _read(b: GraphBuilder, node: Any, x: T, indices: Sequence[T | None], checked: bool) -> T:
     dims, place = index_layout(x, indices)
     shape = out_shape(node)
+    for d in dims:
+        _check_extent(x.shape[d], shape)
     rank = len(shape) - (x.rank - len(dims))  # of the index tensors, broadcast
     trailing = len(shape) - place - rank
     given = [indices[d] for d in dims]
@@ -113,6 +125,7 @@ def unsafe_index(b: GraphBuilder, node: Any, x: T, indices: Sequence[T | None]) 
 @lowers(aten.take.default)
 def take(b: GraphBuilder, node: Any, x: T, index: T) -> T:
     flat = b.reshape(x, [product(x.shape)])
+    _check_extent(flat.shape[0], index.shape)
 
     def body(at: list[Value], i: Value) -> Value:
         return tensor.extract(flat.value, [b.checked_index(i, index.dtype, flat.shape[0])])

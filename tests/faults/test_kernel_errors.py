@@ -91,6 +91,27 @@ def test_buffers_of_a_module():
         assert m.calls.tolist() == [2.0, 2.0, 2.0]
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, i: x[i] + 1,
+        lambda x, i: F.embedding(i, x.exp()),
+        lambda x, i: x.index_select(0, i) * 2,
+        lambda x, i: x.gather(0, i[:, None]),
+        lambda x, i: x.take(i),
+        lambda x, i: x.index_add(0, i, torch.ones(i.shape[0], 4)),
+    ],
+)
+def test_indices_into_nothing(f):
+    """There is not even a place to read something else from."""
+    g = compiled(f)
+    for i in (torch.tensor([0, 1]), torch.tensor([-1])):
+        with pytest.raises(INDEX):
+            g(torch.zeros(0, 4), i)
+    none = torch.zeros(0, dtype=torch.int64)
+    torch.testing.assert_close(g(torch.zeros(0, 4), none), f(torch.zeros(0, 4), none))
+
+
 def test_a_failing_call_into_aten():
     """Halfway through the graph an op of ATen raises: what it says comes through, nothing is written."""
     f = lambda x, a: x.add_(torch.linalg.cholesky(a).sum() * 2 + x.exp().sum())  # noqa: E731
