@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from ..dialects import builders
 from ..dialects.mlir import func, ir
 from ..errors import CompileError
+from ..passes import structure as st
 from . import ops as _ops  # noqa: F401  (registers the lowerings)
 from . import philox
 from .dtypes import STORABLE, SUPPORTED, mlir_type
@@ -352,6 +353,8 @@ class _Importer:
             func.FuncOp(name, kind, visibility="private")
         call = func.CallOp(types, name, [x.value for x in operands])
         call.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get(sizes)
+        if op.namespace not in ("aten", "prims", "mlirc") or torch.Tag.nondeterministic_seeded in op.tags:
+            call.operation.attributes[st.ORDERED] = ir.UnitAttr.get()
         described = [TensorSpec(x.shape, (), x.dtype) for x in operands]
         source = source_of(n)
         strides = self._needed_strides(n, len(operands))

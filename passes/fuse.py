@@ -84,6 +84,8 @@ class _Fusion:
         self.reads = {op: st.tensors_read(op) for op in self.ops if st.kind(op) in (*FUSIBLE, "call")}
         self.constant, self.apart = find_constants(self.ops, weights)
         self.sources = {op: [p for v in reads if (p := maker(v)) is not None] for op, reads in self.reads.items()}
+        for op, before in st.ordered(self.ops).items():
+            self.sources[op].append(before)
 
     def run(self) -> None:
         for op in self.ops:

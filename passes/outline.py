@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..dialects.mlir import func, ir
@@ -120,16 +120,21 @@ class _Outline:
         """Put the block in an order in which values are defined before they are used; writes to inputs come last."""
         operations = [st.operation(o) for o in self.block.operations]
         last = operations[-1]
+        earlier = st.ordered(operations)
         done: set[ir.Operation] = set()
 
+        def needed(op: ir.Operation) -> Iterator[ir.Operation]:
+            yield from (p for v in op.operands if (p := st.owner(v)) is not None)
+            if op in earlier:
+                yield earlier[op]
+
         def place(op: ir.Operation) -> None:
-            stack = [(op, iter(op.operands))]
+            stack = [(op, needed(op))]
             while stack:
                 current, rest = stack[-1]
-                for v in rest:
-                    producer = st.owner(v)
-                    if producer is not None and producer not in done and producer not in [s for s, _ in stack]:
-                        stack.append((producer, iter(producer.operands)))
+                for producer in rest:
+                    if producer not in done and producer not in [s for s, _ in stack]:
+                        stack.append((producer, needed(producer)))
                         break
                 else:
                     stack.pop()

@@ -18,6 +18,9 @@ VIEWS = frozenset(
 )
 AUXILIARY = frozenset(("tensor.empty", "linalg.fill", "arith.constant"))
 
+ORDERED = "mlirc.ordered"
+"""Of a call: an op that draws random numbers, or one of the user's, which may print or count. These run in the graph's order."""
+
 
 class _Remembered(threading.local):
     facts: dict[tuple[object, ir.Operation], Any] | None = None
@@ -143,6 +146,12 @@ def captured(op: ir.Operation) -> list[ir.Value]:
                         out[v] = None
                 inside.update(o.results)
     return list(out)
+
+
+def ordered(ops: Sequence[ir.Operation]) -> dict[ir.Operation, ir.Operation]:
+    """For each call that has its place in an order (see `ORDERED`) the one that comes before it; `ops` are in program order."""
+    calls = [op for op in ops if kind(op) == "call" and ORDERED in op.attributes]
+    return dict(zip(calls[1:], calls))
 
 
 def siblings(ops: Sequence[ir.Operation]) -> bool:

@@ -84,6 +84,22 @@ def test_seeds_of_eager_mode(name):
     torch.testing.assert_close(got, expected)
 
 
+def test_order_of_eager_mode():
+    """Numbers are drawn in the order of the program, also where the kernel that needs the later ones makes what the earlier ones need."""
+
+    def f(x):
+        y = x * 2
+        return torch.multinomial(y.abs(), 2), y + torch.rand(8), torch.multinomial(y.exp(), 2) + torch.randperm(2)
+
+    ours = torch.compile(f, backend="mlirc", options={"strict": True, "rng": "aten"})
+    x = R(8)
+    for _ in range(2):
+        torch.manual_seed(5)
+        expected = f(x)
+        torch.manual_seed(5)
+        torch.testing.assert_close(ours(x), expected)
+
+
 def test_generators_are_left_alone():
     ours = compiled(lambda x: F.dropout(x, 0.5))
     x = torch.ones(100)
