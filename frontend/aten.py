@@ -87,10 +87,12 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
         if not foreign:
             return make(frame, None)
         lent: Lent = []
-        make(frame, lent)
-        for storage, memory in lent:
-            if storage.alive():
-                storage.move(memory)
+        try:
+            make(frame, lent)
+        finally:
+            for storage, memory in lent:
+                if storage.alive():
+                    storage.move(memory)
 
     def make(frame: Frame, lent: Lent | None) -> None:
         tensors = [_operand(frame, *o, lent) for o in operands]

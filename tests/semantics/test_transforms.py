@@ -246,6 +246,44 @@ def test_memory_that_a_custom_op_does_not_keep_is_not_copied(monkeypatch):
         agree(CUSTOM[name][0], R(4, 5), R(4, 5))
 
 
+def test_custom_ops_run_in_order():
+    """One may print or count: it has its place, whatever kernels its argument and its result are in."""
+
+    def f(x):
+        y = x * 2
+        return logged(y, x), y + logged(x, y), y * 3 - logged(x.sum(0).expand(4, 5), y)
+
+    ours = compiled(f)
+    x = R(4, 5)
+    ours(x)
+    _log.clear()
+    ours(x)
+    got = list(_log)
+    _log.clear()
+    f(x)
+    torch.testing.assert_close(got, _log)
+    _log.clear()
+
+
+@torch.library.custom_op("mlirc_test::keeps_and_fails", mutates_args=())
+def keeps_and_fails(x: torch.Tensor) -> torch.Tensor:
+    _log.append(x)
+    raise ValueError("no")
+
+
+keeps_and_fails.register_fake(torch.empty_like)
+
+
+def test_tensors_that_a_failing_custom_op_keeps():
+    ours = compiled(lambda x: keeps_and_fails((x * 2).softmax(-1)).exp())
+    inputs = [R(30, 50) for _ in range(3)]
+    for x in inputs:
+        with pytest.raises(ValueError):
+            ours(x)
+    torch.testing.assert_close(_log, [(x * 2).softmax(-1) for x in inputs])
+    _log.clear()
+
+
 def test_gradients_of_custom_ops():
     agree(lambda x: scale(x.exp(), 2.0).sum(0), R(4, 5, requires_grad=True))
 
