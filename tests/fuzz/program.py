@@ -9,7 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from . import custom
 from .choices import Choices
+from .state import Weight, weight
 from .tensors import tensor
 
 ALLOWED = frozenset(
@@ -18,6 +20,8 @@ ALLOWED = frozenset(
 MAX_ELEMENTS = 20000
 MAX_DIMS = 6
 MAX_VALUE = 1e4
+INVALID = (NameError, RuntimeError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError, ZeroDivisionError, OverflowError)
+"""What a line may raise that makes no sense."""
 
 
 class Value:
@@ -67,13 +71,18 @@ class Program:
 
     `sizes`: the arguments of `inputs`, one tuple for each call of the same compiled function.
     `wild`: infinities, NaN and huge values are let in.
+    `kept`: the numbers that decide what a module keeps between calls, and who writes to it; then `f` is its `forward`.
+    `automatic`: the first call is compiled for its sizes, and a later one for any.
     """
 
     sizes: list[tuple[int, ...]]
     dynamic: bool = False
     grad: bool = False
     wild: bool = False
+    kept: Choices | None = None
+    automatic: bool = False
     inputs: list[tuple[str, str]] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     results: list[str] = field(default_factory=list)
@@ -82,15 +91,22 @@ class Program:
         self.envs: list[dict[str, Any]] = [self._fresh(s) for s in self.sizes]
 
     def _fresh(self, sizes: tuple[int, ...]) -> dict[str, Any]:
-        return {"torch": torch, "F": F, "tensor": tensor, **{f"n{i}": n for i, n in enumerate(sizes)}}
+        numbers = {f"n{i}": n for i, n in enumerate(sizes)}
+        return {"torch": torch, "F": F, "tensor": tensor, "custom": custom, "m": torch.nn.Module(), **numbers}
+
+    def _run(self, how: Callable[[str, dict[str, Any]], Any], text: str, env: dict[str, Any]) -> Any:
+        """`how` is eval or exec."""
+        custom.LOG.clear()
+        with torch.set_grad_enabled(self.grad):
+            return how(text, env)
 
     def add_input(self, expression: str) -> bool:
         name = f"x{len(self.inputs)}"
         made = []
         for env in self.envs:
             try:
-                x = eval(expression, env)
-            except (RuntimeError, IndexError, ValueError, TypeError):
+                x = self._run(eval, expression, env)
+            except INVALID:
                 return False
             if x.numel() > MAX_ELEMENTS:
                 return False
@@ -103,21 +119,52 @@ class Program:
         self.values.append(Value(name, made))
         return True
 
-    def weight(self, shape: Sequence[int], dtype: torch.dtype, change: str = "") -> str:
-        """A further input: what a layer has for weights."""
+    def weight(self, shape: Sequence[int], dtype: torch.dtype, change: str = "", parameter: bool = True) -> str:
+        """What a layer has for weights: a further input, or something that the module keeps."""
+        n = len(self.weights)
+        if self.keep(f"tensor({tuple(shape)}, {dtype}, SEED){change}", parameter):
+            return f"w{n}"
         n = len(self.inputs)
         self.add_input(f"tensor({tuple(shape)}, {dtype}, {n}){change}")
         return f"x{n}"
 
+    def keep(self, expression: str, parameter: bool) -> bool:
+        """A parameter or a buffer of the module, if there is one."""
+        if self.kept is None:
+            return False
+        return self.add_weight(weight(self.kept, f"w{len(self.weights)}", expression, parameter, len(self.sizes) - 1))
+
+    def add_weight(self, w: Weight) -> bool:
+        """`w` is a value in each call as it is then, but for what calls before it write."""
+        made: list[torch.Tensor] = []
+        try:
+            for call, env in enumerate(self.envs):
+                for statement in (w.made(), *w.writes[:call]):
+                    exec(statement, env)
+                made.append(getattr(env["m"], w.name))
+                made[-1].requires_grad_(w.parameter and self.grad)
+        except INVALID:
+            made = []
+        if not made or not all(self._acceptable(x) for x in made):
+            for env in self.envs:
+                if hasattr(env["m"], w.name):
+                    delattr(env["m"], w.name)
+            return False
+        for env, x in zip(self.envs, made):
+            env[w.name] = x
+        self.weights.append(w)
+        self.values.append(Value(w.name, made))
+        return True
+
     def add(self, expression: str, names: int = 1) -> bool:
         """`v = expression`, or `v, w = expression` for `names` > 1; False, and nothing changes, if that is not valid."""
-        n = len(self.values) - len(self.inputs)
+        n = len(self.values) - len(self.inputs) - len(self.weights)
         targets = [f"v{n + i}" for i in range(names)]
         made: list[list[torch.Tensor]] = []
         for env in self.envs:
             try:
-                out = eval(expression, env)
-            except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, ZeroDivisionError, OverflowError):
+                out = self._run(eval, expression, env)
+            except INVALID:
                 return False
             parts = [out] if names == 1 else list(out)
             if len(parts) != names or not all(self._acceptable(p) for p in parts):
@@ -133,21 +180,27 @@ class Program:
 
     def change(self, statement: str) -> bool:
         """A statement that changes tensors in place; False, and nothing changes, if that is not valid."""
+        shapes = [env[w.name].shape for w in self.weights for env in self.envs]
         try:
             for env in self.envs:
-                exec(statement, env)
-            good = all(self._acceptable(t) for v in self.values for t in v.tensors)
-        except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, ZeroDivisionError, OverflowError):
+                self._run(exec, statement, env)
+            good = shapes == [env[w.name].shape for w in self.weights for env in self.envs]
+            good &= all(self._acceptable(t) for v in self.values for t in v.tensors)
+            # What a buffer keeps is no part of the next call's gradients.
+            good &= not any(env[w.name].requires_grad for w in self.weights if not w.parameter for env in self.envs)
+        except INVALID:
             good = False
         if good:
             self.lines.append(statement)
             return True
         # Something may have been changed: start again without it.
-        inputs, lines = self.inputs, self.lines
-        self.inputs, self.lines, self.values = [], [], []
+        inputs, weights, lines = self.inputs, self.weights, self.lines
+        self.inputs, self.weights, self.lines, self.values = [], [], [], []
         self.__post_init__()
         for _, expression in inputs:
             self.add_input(expression)
+        for w in weights:
+            self.add_weight(w)
         for line in lines:
             targets, equals, expression = line.partition(" = ")
             if equals and targets.replace(",", "").replace(" ", "").isalnum():
@@ -169,8 +222,10 @@ class Program:
     def differentiable(self) -> bool:
         """Whether eager mode can run backwards from the results: in-place ops may have changed what it needs."""
         for env in self.envs:
-            outs = [env[r] for r in self.results if env[r].requires_grad]
-            leaves = [env[name] for name, _ in self.inputs if env[name].requires_grad and env[name].is_leaf]
+            results = [self._run(eval, r, env) for r in self.results]
+            outs = [x for x in results if x.requires_grad]
+            names = [name for name, _ in self.inputs] + [w.name for w in self.weights]
+            leaves = [env[name] for name in names if env[name].requires_grad and env[name].is_leaf]
             if not outs or not leaves:
                 continue
             try:
@@ -191,15 +246,39 @@ class Program:
         parameters = ", ".join(f"n{i}" for i in range(len(self.sizes[0])))
         names = ", ".join(name for name, _ in self.inputs)
         one = "," if len(self.inputs) == 1 else ""
-        result = ", ".join(self.results)
-        sizes = ", ".join(repr(s) for s in self.sizes)
+        body = [*self.lines, f"return {', '.join(self.results)}{',' if len(self.results) == 1 else ''}"]
+        if self.weights:
+            own = ", ".join(w.name for w in self.weights)
+            body.insert(0, f"{own} = {', '.join(f'm.{w.name}' for w in self.weights)}")
+            function = [
+                "class M(torch.nn.Module):",
+                "    def __init__(m):",
+                "        super().__init__()",
+                *(f"        {w.made()}" for w in self.weights),
+                "",
+                f"    def forward(m, {names}):",
+                *(f"        {line}" for line in body),
+                *self._between(),
+            ]
+        else:
+            function = [f"def f({names}):", *(f"    {line}" for line in body)]
+        imports = ["from mlirc.tests.fuzz.check import check", "from mlirc.tests.fuzz.tensors import tensor"]
+        if "custom." in "".join(body):
+            imports.insert(0, "from mlirc.tests.fuzz import custom")
+        arguments = [
+            "M" if self.weights else "f",
+            "inputs",
+            f"sizes=[{', '.join(map(repr, self.sizes))}]",
+            f"dynamic={None if self.automatic else self.dynamic}",
+            f"grad={self.grad}",
+            *(["between=between"] if any(any(w.writes) for w in self.weights) else []),
+        ]
         return "\n".join(
             [
                 "import torch",
                 "import torch.nn.functional as F",
                 "",
-                "from mlirc.tests.fuzz.check import check",
-                "from mlirc.tests.fuzz.tensors import tensor",
+                *imports,
                 "",
                 "",
                 f"def inputs({parameters}):",
@@ -207,12 +286,19 @@ class Program:
                 f"    return {names}{one}",
                 "",
                 "",
-                f"def f({names}):",
-                *(f"    {line}" for line in self.lines),
-                f"    return {result}{',' if len(self.results) == 1 else ''}",
+                *function,
                 "",
                 "",
-                f"check(f, inputs, sizes=[{sizes}], dynamic={self.dynamic}, grad={self.grad})",
+                f"check({', '.join(arguments)})",
                 "",
             ]
         )
+
+    def _between(self) -> list[str]:
+        """Who writes to what the module keeps before which call, as a function; nothing if nobody does."""
+        lines = []
+        for call in range(1, len(self.sizes)):
+            writes = [w.writes[call - 1] for w in self.weights if w.writes[call - 1]]
+            if writes:
+                lines += [f"    if call == {call}:", *(f"        {statement}" for statement in writes)]
+        return ["", "", "def between(m, call):", *lines] if lines else []

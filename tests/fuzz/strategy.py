@@ -9,36 +9,48 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from .choices import Choices
-from .grammar import RULES
+from .grammar import rules
 from .grammar.rules import DTYPES, FLOATS
 from .program import Program
 from .tensors import KINDS
 
 NUMBERS = st.lists(st.integers(0, 999), min_size=10, max_size=10)
+SETTING = st.lists(st.integers(0, 999), min_size=40, max_size=40)
+RESULTS, KEPT = 14, 24
+"""Where in the setting the numbers for the results begin, and those for what a module keeps."""
 SIZES = (3, 2, 5, 1, 4, 7, 8, 13, 16, 17, 6, 31, 33, 64, 9, 3, 2, 5, 1, 4, 7, 8, 13, 16, 0)
 MORE_THAN_ONE = tuple(n for n in SIZES if n > 1)
 
 
-def build(setting: Sequence[int], inputs: Sequence[Sequence[int]], steps: Sequence[Sequence[int]]) -> Program | None:
+def build(setting: Sequence[int], inputs: Sequence[Sequence[int]], steps: Sequence[Sequence[int]], part: str = "") -> Program | None:
     """The program that these numbers stand for; None if nothing is left of it."""
     c = Choices(setting)
-    dynamic, grad, wild = c.chance(5), c.chance(4), c.chance(8)
-    sizes: list[tuple[int, ...]] = [()]
-    if dynamic:
-        sizes = [(c.pick(MORE_THAN_ONE), c.pick(MORE_THAN_ONE)), (c.pick(SIZES), c.pick(SIZES))]
-    p = Program(sizes, dynamic, grad, wild)
+    dynamic, grad, wild = c.chance(2 if part == "meetings" else 4), c.chance(4), c.chance(8)
+    kept = c.chance(5) or part == "state"
+    sizes: list[tuple[int, ...]] = _sizes(c) if dynamic else [()] * c.pick((1, 2, 1) if not kept else (3, 2, 4))
+    if dynamic and kept:
+        sizes += sizes[-1:]
+    p = Program(sizes, dynamic, grad, wild, Choices(setting[KEPT:]) if kept else None, dynamic and c.chance(5))
     for numbers in inputs:
         p.add_input(_input(p, Choices(numbers)))
-    if not p.values:
+    if not p.inputs:
         return None
+    table = rules(part)
     for numbers in steps:
         c = Choices(numbers)
-        which = c.below(len(RULES) + 1)
+        which = c.below(len(table) + 1)
         if which and len(p.lines) < 12:
-            RULES[which - 1](p, c)
-    if not p.lines or not _choose_results(p, Choices(setting[6:])):
+            table[which - 1](p, c)
+    if not p.lines or not _choose_results(p, Choices(setting[RESULTS:])):
         return None
     return p
+
+
+def _sizes(c: Choices) -> list[tuple[int, ...]]:
+    """Those of several calls: any, or some that become equal, one or nothing, or change places."""
+    a, b = c.pick(MORE_THAN_ONE), c.pick(MORE_THAN_ONE)
+    d, e = c.pick(SIZES), c.pick(SIZES)
+    return c.pick(([(a, b), (d, e)], [(a, b), (b, a)], [(a, b), (d, d), (b, a)], [(a, a), (a, b), (d, a)], [(a, b), (0, b), (a, e)], [(a, b), (1, b), (b, 1)], [(a, b), (a, b), (a, e)], [(a, b), (a * b, 1), (1, a * b)]))
 
 
 def _input(p: Program, c: Choices) -> str:
@@ -60,7 +72,7 @@ def _input(p: Program, c: Choices) -> str:
 
 
 def _choose_results(p: Program, c: Choices) -> bool:
-    """Return the last value, what nobody uses, and a few more; False where gradients fail."""
+    """Return the last value, what nobody uses, and a few more, or views of them; False where gradients fail."""
     used = Counter(re.findall(r"\bv\d+\b", " ".join(p.lines)))
     made = [v for v in p.values if v.name.startswith("v")]
     changed = len(made) < len(p.lines)
@@ -68,16 +80,21 @@ def _choose_results(p: Program, c: Choices) -> bool:
     p.results = [v.name for v in unused[-6:]] or [v.name for v in p.values[-1:]]
     if not made and not changed:
         return False
+    if c.chance(3):  # once more, or a view of it, or of an input or a weight
+        v = c.pick([p.values[-1], *[v for v in p.values if v.name in p.results], *p.values])
+        view = c.pick(("{v}", "{v}.view(-1)", "{v}[1:]", "{v}.mT", "{v}[..., ::2]", "{v}.detach()", "{v}.unsqueeze(0)", "{v}.flatten()", "{v}.expand(2, *{v}.shape)", "{v}.contiguous()")).format(v=v)
+        if view == v.name or p.add(view):
+            p.results.insert(c.below(2) * len(p.results), view if view == v.name else p.values[-1].name)
     return not p.grad or p.differentiable()
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Program | None:
+def programs(draw: st.DrawFn, part: str = "") -> Program | None:
     """Programs of about 3 to 12 ops on 1 to 3 inputs; None where the numbers mean nothing.
 
     The list of ops has a least length, or most programs would be tiny; one that is all zeros is no op, so that failures shrink.
     """
-    setting = draw(NUMBERS)
+    setting = draw(SETTING)
     inputs = draw(st.lists(NUMBERS, min_size=1, max_size=3))
     steps = draw(st.lists(NUMBERS, min_size=9, max_size=16))
-    return build(setting, inputs, steps)
+    return build(setting, inputs, steps, part)

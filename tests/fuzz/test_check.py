@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mlirc.tests.fuzz import custom
 from mlirc.tests.fuzz.check import Difference, Run, check, compare
 from mlirc.tests.fuzz.executor import Executor
 from mlirc.tests.fuzz.noise import Noise, near
@@ -107,6 +108,73 @@ def test_second_call_with_other_sizes():
 
     with pytest.raises(Difference, match=r"\(4,\)"):
         check(f, lambda n: (tensor((n, 5), torch.float32, 1),), sizes=[(3,), (4,)], dynamic=True)
+
+
+class Scaled(torch.nn.Module):
+    """Its compiled form multiplies by `factor(module)`."""
+
+    factor = staticmethod(lambda m: m.w)
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(tensor((5,), torch.float32, 2))
+        self.register_buffer("other", self.w.detach().clone())
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return x * (self.factor(self) if compiling() else self.w) + self.calls
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_modules_keep(grad):
+    def between(m, call):
+        m.w.data.mul_(-3)
+        if call == 2:
+            m.w = torch.nn.Parameter(tensor((5,), torch.float32, 3))
+
+    check(Scaled, inputs, sizes=[(), (), ()], grad=grad, between=between)
+    wrong = type("Wrong", (Scaled,), {"factor": staticmethod(lambda m: m.w * 1 if grad else m.other)})
+    if not grad:
+        check(wrong, inputs, sizes=[(), ()])
+        with pytest.raises(Difference, match="values: call 1, output 0"):
+            check(wrong, inputs, sizes=[(), ()], between=between)
+    wrong = type("Wrong", (Scaled,), {"factor": staticmethod(lambda m: m.w.detach())})
+    if grad:
+        with pytest.raises(Difference, match="gradient 1"):
+            check(wrong, inputs, grad=True)
+
+
+def test_results_that_a_later_call_changes():
+    memory = torch.zeros(7, 5)
+
+    def f(x):
+        return memory.copy_(x * 2) if compiling() else x * 2
+
+    check(f, inputs)
+    with pytest.raises(Difference, match=r"kept: sizes \(2,\): changes output 0 of call 0"):
+        check(f, lambda seed: (tensor((7, 5), torch.float32, seed),), sizes=[(1,), (2,)])
+
+
+def test_results_that_are_overwritten():
+    ones = torch.ones(7, 5)
+
+    def f(x):
+        return x * 2, ones.view(7, 5) if compiling() else torch.ones(7, 5)
+
+    check(f, inputs)
+    with pytest.raises(Difference, match="values: call 1, output 1"):
+        check(f, inputs, sizes=[(), ()])
+
+
+def test_what_ops_keep():
+    def f(x):
+        y = custom.keep(x * 2, 0)
+        return custom.keep_view(y, y + 1, 1), custom.keep_result(y, 2)
+
+    check(f, inputs, sizes=[(), ()], grad=True)
+    with pytest.raises(Difference, match="values: kept 0"):
+        check(lambda x: custom.keep(x * (2 if compiling() else 3), 0) * 0, inputs)
 
 
 def test_strides_that_torch_announces_for_symbolic_sizes():

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 from mlirc.tests.fuzz.chunk import run_chunk
 from mlirc.tests.fuzz.executor import Failure
+from mlirc.tests.fuzz.grammar import PARTS
 
 
 class Eager:
@@ -15,14 +19,18 @@ class Eager:
 
     def check(self, source: str) -> None:
         self.sources.append(source)
-        # The program's own names, without the check at its end.
-        names: dict = {}
-        exec(source[: source.index("check(f, ")].replace("from mlirc.tests.fuzz.check import check", ""), names)
-        sizes = eval(source[source.index("sizes=") + 6 : source.index(", dynamic")])
-        for s in sizes:
-            names["f"](*names["inputs"](*s))
+        exec(source.replace("from mlirc.tests.fuzz.check import check", ""), {"check": self.call})
         if self.wrong and self.wrong in source:
             raise Failure("values", "made up", source)
+
+    def call(self, f, inputs, sizes, dynamic, grad, between=None) -> None:
+        """In place of `check`."""
+        for n, s in enumerate(sizes):
+            module = f() if isinstance(f, type) else None
+            for call in range(1, n + 1) if between else ():
+                between(module, call)
+            with torch.set_grad_enabled(grad):
+                (module or f)(*inputs(*s))
 
 
 def test_programs_run_in_eager_mode_and_seeds_repeat():
@@ -31,6 +39,11 @@ def test_programs_run_in_eager_mode_and_seeds_repeat():
     assert first.failure is None and first.ok >= 20
     run_chunk(3, 40, b)
     assert a.sources == b.sources
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts(part):
+    assert run_chunk(7, 12, Eager(), part=part).ok >= 5
 
 
 def test_failures_shrink():

@@ -1,8 +1,18 @@
-"""The ops of fuzzed programs. A rule adds one line to a program, or finds nothing that fits and returns False."""
+"""The ops of fuzzed programs. A rule adds one line to a program, or a few that belong together; or it finds nothing that fits and returns False."""
 
 from __future__ import annotations
 
-from . import arithmetic, changes, indexing, layers, reductions, views
+from . import arithmetic, changes, families, indexing, layers, masks, meetings, opaque, reductions, state, views
 from .rules import RULES, Rule
 
-__all__ = ["RULES", "Rule", "arithmetic", "changes", "indexing", "layers", "reductions", "views"]
+PARTS = tuple(dict.fromkeys(r.__module__.rpartition(".")[2] for r in RULES))
+"""Names of the files: what `--part` asks for more of."""
+
+
+def rules(part: str = "") -> list[Rule]:
+    """All rules; half of them those of `part`, if one is named."""
+    chosen = [r for r in RULES if r.__module__.endswith("." + part)]
+    return RULES + chosen * (len(RULES) // len(chosen)) if chosen else RULES
+
+
+__all__ = ["PARTS", "RULES", "Rule", "arithmetic", "changes", "families", "indexing", "layers", "masks", "meetings", "opaque", "reductions", "rules", "state", "views"]

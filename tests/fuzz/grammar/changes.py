@@ -36,3 +36,23 @@ def placed_change(p: Program, c: Choices) -> bool:
     return p.change(
         c.pick((f"{v}[{i}] = {v}[{c.below(n)}] * 2", f"{v}.index_add_(0, torch.tensor([{i}, 0]), {v}[:2])" if n > 1 else f"{v}[0] += 1", f"{v}[torch.tensor([{i}, 0])] = {number(c, v)}", f"{v}.index_copy_(0, torch.tensor([{i}]), {v}[:1] + 1)", f"{v}[{v} > 0] = {number(c, v)}", f"{v}.index_put_((torch.tensor([{i}, {i}]),), {v}[:1] + 1, accumulate=True)", f"{v}.scatter_(0, torch.zeros_like({v}, dtype=torch.int64)[:1], 3)", f"{v}.index_fill_(0, torch.tensor([{i}]), 2)", f"{v}[{i}:] -= {v}[{i}]", f"{v}.t_()", f"{v}.unsqueeze_(0)", f"{v}.squeeze_()"))
     )
+
+
+@rule(3)
+def through_a_view(p: Program, c: Choices) -> bool:
+    """A view is written to, and its base is read, or the other way round."""
+    v = p.value(c, lambda v: v.dim > 0)
+    if v is None:
+        return False
+    if c.chance(2) and not p.add(f"{v} * 1"):  # so that there is nobody else who has it
+        return False
+    base = p.values[-1] if c.chance(2) else v
+    d = axis(c, base)
+    view = c.pick(("{b}.view(-1)", "{b}[1:]", "{b}.transpose(0, {d})", "{b}[..., ::2]", "{b}.select({d}, 0)", "{b}.mT", "{b}.diagonal()", "{b}.unsqueeze({d})", "{b}.reshape(-1)[1:]", "{b}[..., -1]", "{b}.narrow({d}, 0, 1)", "{b}.expand(1, *{b}.shape)[0]", "{b}.view(-1)[::3]", "{b}.unfold({d}, 1, 2)", "{b}.detach()"))
+    if not p.add(view.format(b=base, d=d)):
+        return False
+    view_name = p.values[-1].name
+    target, other = (str(base), view_name) if c.chance(3) else (view_name, str(base))
+    n = number(c, base)
+    done = p.change(c.pick(("{t}.mul_({n})", "{t}.add_(1)", "{t}.copy_({t} * 2)", "{t}.fill_({n})", "{t}.neg_()", "{t}[:1] = {n}", "{t}.copy_({t}.flip(0))", "{t}.cumsum_(0)", "{t}.masked_fill_({t} > 0, {n})", "{t}.transpose(0, -1).sub_(1)", "{t}.index_fill_(0, torch.tensor([0]), {n})")).format(t=target, n=n))
+    return p.add(c.pick(("{o} + 1", "{o}.sum(0)", "{o}.flatten() * 2", "{o}.clone()", "torch.cat([{o}.reshape(-1), {t}.reshape(-1)])", "{o} * {o}")).format(o=other, t=target)) or done
