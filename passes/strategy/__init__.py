@@ -13,7 +13,6 @@ from .adjust import MODEL, Adjustment, Pin, adjusted, parse_pins, pinned
 from .contractions import ContractionStrategy, contraction, pack_shape
 from .loops import LANE_CHUNK, LoopStrategy, loops, transposes
 from .scatter import scan, scatter
-from .split import KEPT_ELEMENTS
 from .stage import staged
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ def reasons(strategy: Strategy) -> str:
 
 
 __all__ = [
-    "KEPT_ELEMENTS",
     "LANE_CHUNK",
     "MODEL",
     "Adjustment",

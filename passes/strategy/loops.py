@@ -9,6 +9,7 @@ from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
 from .common import grain, why_grain, why_lanes
+from .keep import kept
 from .split import split
 from .stage import staged, staged_along
 from .walk import Walk, body_ops, walk
@@ -50,6 +51,8 @@ class LoopStrategy:
     staged: int | None = None
     """The last of `parallel`, of which `block` rows at a time, reduced along the lanes, are copied to a buffer through registers."""
     block: int = 0
+    keep: list[list[int]] = field(default_factory=list)
+    """For each phase of a row, the ops of the kernel (their places in it) whose values later phases find in a buffer."""
     split: int | None = None
     """The class of `inner` that the threads share: each reduces chunks of it to partial results, which are combined afterwards."""
     chunks: int = 1
@@ -76,6 +79,9 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     if w.lane is not None and w.pairs is None and transposed is None and _half_width(w, w.lane, plan.staged):
         plan.lanes, plan.unroll = 2 * w.lanes, max(1, unroll // 2)
         why["lanes"] += " of bf16, computed as the even lanes and the odd ones"
+    plan.keep = kept(w, plan.lanes)
+    if plan.keep:
+        why["keep"] = "dear to compute, and wanted again in a later walk over the row"
     plan.rows = _rows_together(w)
     if plan.rows > 1:
         why["rows"] = "short rows that are reduced along the lanes"

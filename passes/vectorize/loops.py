@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, vector
-from ...errors import CompileError
 from .. import structure as st
+from ..phases import Phase, phases
 from ..strategy import LANE_CHUNK, LoopStrategy, transposes
 from . import entry
 from .evaluate import Evaluator, Lookup, Tile
-from .keep import KeptRows, values_to_keep
+from .keep import KeptRows
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
 from .nest import Values, delinearize, lane_loop, loop
@@ -35,15 +34,6 @@ def vectorize_loops(kernel: KernelFunction, strategy: LoopStrategy, symbol: str)
     """Build the vector-dialect module of a kernel of kind `loops` or `rows`."""
     emitter = Loops(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
-
-
-@dataclass
-class Phase:
-    """What one walk over the inner classes does."""
-
-    reductions: list[ir.Operation]
-    stores: list[int]
-    keep: list[ir.Value]
 
 
 class Loops:
@@ -82,7 +72,7 @@ class Loops:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
         self.out = self.k.bind(e, slots)
         self._plan()
-        self._keep()
+        self.kept = KeptRows(self.s, self.d, [v for values in self.keep for v in values], self.env)
         if self.s.staged is not None:
             self.stage = Stage(self.k, self.s, e, self.env, lambda e: self._size(e, self.s.staged))  # type: ignore[arg-type]
 
@@ -188,47 +178,9 @@ class Loops:
     # Phases
 
     def _plan(self) -> None:
-        """Sort reductions and stores into phases by what they depend on."""
-        level: dict[ir.Operation, int] = {}
-
-        def depth(op: ir.Operation) -> int:
-            if op not in level:
-                below = 0
-                for v in st.tensors_read(op):
-                    p = st.owner(v)
-                    if p is not None:
-                        below = max(below, depth(p) + (1 if st.kind(p) == "reduction" else 0))
-                level[op] = below
-            return level[op]
-
-        inner = set(self.d.inner)
-        count = 1 + max([depth(op) for op in self.d.reductions], default=-1)
-        phases = [Phase([], [], []) for _ in range(count)]
-        for op in self.d.reductions:
-            phases[depth(op)].reductions.append(op)
-        self.row_stores = []
-        for n, v in enumerate(self.k.results):
-            op = st.owner(v)
-            if op is None:
-                raise CompileError("a kernel returns its argument")
-            if st.kind(op) == "view":
-                raise CompileError("a kernel returns a view")
-            if st.kind(op) == "reduction" or not (inner & set(self.d.classes(op))):
-                self.row_stores.append(n)
-                continue
-            at = depth(op)
-            while at >= len(phases):
-                phases.append(Phase([], [], []))
-            phases[at].stores.append(n)
-        self.phases = phases
-
-    def _keep(self) -> None:
-        """Choose what is kept from phase to phase, and allocate the room for it."""
-        reads = [[*(v for op in p.reductions for v in st.tensors_read(op)), *(self.k.results[n] for n in p.stores)] for p in self.phases]
-        stored = {self.k.results[n] for p in self.phases for n in p.stores}
-        for phase, values in zip(self.phases, values_to_keep(self.k, self.s, reads, stored)):
-            phase.keep = values
-        self.kept = KeptRows(self.s, self.d, [v for p in self.phases for v in p.keep], self.env)
+        plan = phases(self.d, self.k.results)
+        self.phases, self.row_stores = plan.walks, plan.row_stores
+        self.keep = [[v for n in numbers for v in self.k.ops[n].results] for numbers in self.s.keep or [[] for _ in self.phases]]
 
     # One row
 
@@ -251,16 +203,17 @@ class Loops:
             e.known = known[row]
 
         for phase in self.phases:
+            keep = self.keep[phase.number]
             for row in range(len(places)):
                 turn(row)
                 self._phase(phase)
-                for v in phase.keep:
+                for v in keep:
                     e.known[v] = lambda point, v=v, row=row: e.load(*self.kept.place(v, row))
                 for n in phase.stores:
                     v = self.k.results[n]
-                    if v not in finished and v not in phase.keep and st.owner(v) not in self.d.displaced:
+                    if v not in finished and v not in keep and st.owner(v) not in self.d.displaced:
                         e.known[v] = lambda point, n=n: e.load(self.out[n], point)
-            finished.update(phase.keep, (self.k.results[n] for n in phase.stores))
+            finished.update(keep, (self.k.results[n] for n in phase.stores))
         for row in range(len(places)):
             turn(row)
             for n in self.row_stores:
@@ -367,7 +320,7 @@ class Loops:
                 if e.mask is not None and self.horizontal:
                     new = arith.select(e.mask, new, acc)
                 out.append(new)
-        for v in phase.keep:
+        for v in self.keep[phase.number]:
             # The buffer has room for whole vectors: what lies past the end is stored and never used.
             value = e.value(v, self._point_of(v))
             mask, e.mask = e.mask, None

@@ -19,12 +19,13 @@ from ...dialects import builders
 from ...dialects.mlir import arith, ir
 from .. import structure as st
 from ..domain import result_loops
+from ..phases import Phase
 from ..strategy import LoopStrategy
 from . import entry
 from .evaluate import Evaluator, Memory
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
-from .loops import Loops, Phase
+from .loops import Loops
 from .nest import Values, lane_loop, loop
 from .reduce import combine, combiner, neutral
 

@@ -62,6 +62,27 @@ def test_transposed_copies_are_shared_by_threads():
     assert s.transposed is not None and s.parallel and s.grain <= 2
 
 
+@pytest.mark.parametrize("cols, body, stored, kept", [
+    (640, "math.exp", "%r", True),
+    (40000, "math.exp", "%r", False),  # longer than what stays in the first levels of the cache
+    (640, "%o = arith.addf %a0, %a0 : f32", "%r", False),
+    (640, "math.exp", "%e", False),  # stored anyway, and read back from there
+])  # fmt: skip
+def test_dear_values_of_a_row_are_kept_for_the_next_walk(cols, body, stored, kept):
+    t, row = f"tensor<8x{cols}xf32>", "tensor<8xf32>"
+    ops = generic("%e", [("%x", t)], t, body=body) + generic("%s", [("%e", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
+    ops += generic("%r", [("%e", t), ("%s", row)], t, ["i, j", "i", "i, j"], "arith.mulf")
+    results = list(dict.fromkeys([stored, "%r"]))
+    text = kernel([("%x", t)], ops, [(r, t) for r in results], [[cols, 1]] * len(results))
+    s = strategy(text)
+    assert isinstance(s, LoopStrategy)
+    numbers = [n for phase in s.keep for n in phase]
+    assert bool(numbers) == kept and ("keep" in s.why) == kept
+    if kept:
+        assert len(s.keep) == 2 and not s.keep[1], "computed by the sum, found by what is stored"
+        assert "keep = [[" in stages(text)["strategy"]
+
+
 def test_tiles_fit_the_registers():
     for target, registers in (("x86-64-v3", 16), ("x86-64-v4", 32)):
         for m, k, n in ((1, 64, 64), (7, 64, 64), (512, 512, 512), (14, 64, 16), (33, 5, 1000)):
