@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from . import quantized
 from .own_decompositions import OWN
+from .refusals import unless_refused
 
 aten = torch.ops.aten
 
@@ -70,7 +71,7 @@ def _table(rng: str) -> dict[Any, Callable[..., Any]]:
             table.pop(op, None)
     lowered = LOWERINGS.keys() - random.DECOMPOSITIONS.keys()
     table = {op: f for op, f in table.items() if op not in lowered and op not in kept}
-    return {op: _in_own_memory(f) if _makes_tensors(op) else f for op, f in table.items()}
+    return {op: unless_refused(op, _in_own_memory(f) if _makes_tensors(op) else f) for op, f in table.items()}
 
 
 def _makes_tensors(op: Any) -> bool:

@@ -27,7 +27,7 @@ from ..dialects.mlir import func, ir
 from ..errors import CompileError
 from ..passes import structure as st
 from . import ops as _ops  # noqa: F401  (registers the lowerings)
-from . import philox
+from . import philox, refusals
 from .dtypes import STORABLE, SUPPORTED, mlir_type
 from .extents import Extent, Guards, guards, normal, rounded, same
 from .graph_builder import GraphBuilder, Scalar, T
@@ -280,6 +280,7 @@ class _Importer:
             if n.name in self.force:
                 raise Unsupported(self.force[n.name])
             self._check_dtypes(n)
+            refusals.check(n)
             lowering = LOWERINGS.get(n.target)
             if lowering is None:
                 raise Unsupported(f"no lowering for {n.target}")

@@ -1,0 +1,97 @@
+"""Calls that ATen refuses, though torch describes their results: numbers that do not fit, dtypes without a kernel.
+
+ATen itself is asked, with tensors of a few elements: what it says does not depend on sizes for the ops in question. What it
+refuses stays a call of the op that the user called, which raises eager mode's own error.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .registry import Unsupported
+
+aten = torch.ops.aten
+
+_INDEXING = (
+    "embedding gather index index_add index_copy index_fill index_put index_reduce index_select put scatter scatter_add "
+    "scatter_reduce take"
+)
+_OTHERS = (
+    "__and__ __lshift__ __or__ __rshift__ _log_softmax _softmax addmm addmv addr baddbmm binary_cross_entropy bmm bucketize cumprod "
+    "cumsum dot elu_backward fill fix floor_divide glu hardsigmoid_backward hardswish hardswish_backward hardtanh_backward huber_loss "
+    "leaky_relu_backward masked_fill mm mse_loss rsub searchsorted smooth_l1_loss soft_margin_loss tril triu true_divide where"
+)
+_NAMED = {getattr(aten, name) for name in (_INDEXING + " " + _OTHERS).split()}
+_INDEXED = {getattr(aten, name) for name in _INDEXING.split()}
+_FILLS = {aten.full: 1, aten.full_like: 1, aten.new_full: 2, aten.constant_pad_nd: 2, aten.scalar_tensor: 0}
+"""Ops that write a number into new tensors -> which argument it is."""
+
+
+def asked(op: Any) -> bool:
+    """Whether ATen is asked about calls of this op: where a few elements tell what many would."""
+    if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in op.tags:
+        return False
+    packet = op.overloadpacket
+    return torch.Tag.pointwise in op.tags or torch.Tag.reduction in op.tags or packet in _NAMED or packet in _FILLS
+
+
+def check(node: torch.fx.Node) -> None:
+    """Raises Unsupported for a call that ATen refuses. Not for the parts of an op that was taken apart: they were not called."""
+    # By name: metadata is copied, and the ops in it too.
+    if str(node.meta.get("original_aten")) != str(node.target) or not asked(node.target):
+        return
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    refused = refusal(node.target, args, kwargs, node.meta.get("val"))
+    if refused is not None:
+        raise Unsupported(f"an error: {refused}")
+
+
+def unless_refused(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition that leaves calls whole which ATen refuses."""
+    if not asked(op):
+        return decomposition
+
+    @functools.wraps(decomposition)
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        if refusal(op, args, kwargs) is not None:
+            return NotImplemented
+        return decomposition(*args, **kwargs)
+
+    return whole
+
+
+def refusal(op: Any, args: Any, kwargs: Any, result: Any = None) -> str | None:
+    """What ATen says against a call with such arguments (fake tensors, numbers), if anything. `result` is that of a fill."""
+    with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if op.overloadpacket in _FILLS:
+            if not isinstance(result, torch.Tensor):
+                return None
+            place = _FILLS[op.overloadpacket]
+            value = args[place] if len(args) > place else kwargs.get("value", kwargs.get("fill_value", 0))
+            op, args, kwargs = aten.fill.Scalar, (result, value), {}
+        number = 0 if op.overloadpacket in _INDEXED else 100
+        most = 1 if op.overloadpacket is aten.put else 2  # its operands have as many elements, in any shapes
+        args, kwargs = pytree.tree_map(functools.partial(_small, number=number, most=most), (args, kwargs))
+        try:
+            op(*args, **kwargs)
+        except Exception as e:
+            return f"{type(e).__name__}: {e}".splitlines()[0]
+    return None
+
+
+def _small(x: Any, number: int, most: int) -> Any:
+    """Of a tensor: at most so many elements a dim. Of a number that is known at run time only: that of the traced call."""
+    if isinstance(x, torch.Tensor):
+        sizes = [min(n, most) if isinstance(n, int) else most for n in x.shape]
+        return torch.full(sizes, number, dtype=x.dtype, device="cpu")
+    if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return x.node.hint if x.node.has_hint() else x.node.pytype(1)
+    return x
