@@ -151,7 +151,7 @@ MAX_STEPS = 1024
 
 
 def replace_layers(gm: torch.fx.GraphModule) -> None:
-    """Replace the recurrent layers of Dynamo's graph, in place, where the number of steps is known."""
+    """Replace the recurrent layers of Dynamo's graph, in place, where the numbers of steps and of units are known."""
     for module in gm.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
@@ -175,7 +175,8 @@ def _layers(
     steps = x.shape[1 if batch_first else 0]
     directions = 2 if both else 1
     each = 4 if biases else 2
-    if not isinstance(steps, int) or not 0 < steps <= MAX_STEPS or len(params) != layers * directions * each:
+    known = all(isinstance(n, int) for n in (steps, *(w.shape[1] for w in params[1::each])))
+    if not known or not 0 < steps <= MAX_STEPS or len(params) != layers * directions * each:
         return original(x, hx, params, biases, layers, dropout, train, both, batch_first)
     h0, c0 = hx if kind == "lstm" else (hx, None)
     x = x.transpose(0, 1) if batch_first else x
