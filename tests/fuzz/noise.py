@@ -42,6 +42,8 @@ ACCUMULATING = frozenset(
 CANCELLING = frozenset(("gelu", "gelu_backward"))
 # The logarithm of a sum of one and what is smaller, and what a recurrence subtracts from: off by a rounding of one.
 OFF_BY_ONE = frozenset(("_log_softmax", "logsumexp", "digamma"))
+# ATen's own relative error in f64, for which there is nothing better: of arguments below zero.
+ROUGH = {"polygamma": 1e-10}
 # Of a query that is not finite it makes zeros, where the three parts make NaN.
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 # Which of the two zeros they return depends on the order; divided by it, on the sign of an infinity.
@@ -101,6 +103,8 @@ class Noise(TorchDispatchMode):
                     if name.rstrip("_") in ACCUMULATING:  # what cancels may cancel exactly
                         coin = torch.rand(o.shape, generator=self.generator) < 0.5
                         o.copy_(torch.where(coin & (o.abs() < 16 * torch.finfo(o.dtype).eps * _largest(args)), 0, o))
+                    if name in ROUGH:
+                        o.mul_(1 + ROUGH[name] * torch.rand(o.shape, generator=self.generator, dtype=torch.float64).to(o.dtype))
                     if name in OFF_BY_ONE:
                         one = torch.ones_like(o)
                         o.add_(self.moved(one) - one)

@@ -1,4 +1,4 @@
-"""Families that have few relatives among the other rules: special functions, three spatial dims, recurrence, foldings, what ATen computes."""
+"""Families that have few relatives among the other rules: special functions, three spatial dims, recurrence, random numbers, what ATen computes."""
 
 from __future__ import annotations
 
@@ -110,3 +110,58 @@ def others(p: Program, c: Choices) -> bool:
             "torch.chain_matmul({v}, {v}.mT) / 8", "torch.linalg.norm({v}, dim={d})", "torch.addmv({v}[:, 0], {v}, {v}[0])", "torch.addr({v}, {v}[:, 0], {v}[0])", "torch.addbmm({v}[0], {v}, {v}.mT @ {v}) / 64", "torch.cosine_embedding_loss({v}, {v} + 1, torch.ones({v}.shape[0], dtype={v}.dtype))",
         ]  # fmt: skip
     return p.add(c.pick(options).format(v=v, d=d))
+
+
+@rule(1)
+def random_numbers(p: Program, c: Choices) -> bool:
+    """Of distributions that leave one number only."""
+    v = p.value(c, floating)
+    if v is None:
+        return False
+    d = axis(c, v)
+    return p.add(
+        c.pick(
+            (
+                "F.dropout({v}, 0.5) * 0 + {v}", "F.dropout({v}, 0.0)", "torch.rand_like({v}) < 2", "torch.randn_like({v}) * 0 + 1", "torch.randint_like({v}, 3, 4)", "torch.randint(2, 3, {v}.shape)", "torch.normal({v}, 0.0)", "torch.empty_like({v}).uniform_(2, 2)", "{v}.clone().normal_(2, 0)",
+                "torch.empty_like({v}).bernoulli_(1.0)", "torch.bernoulli(torch.ones_like({v}))", "torch.empty_like({v}).geometric_(1.0)", "torch.empty_like({v}).random_(3, 4)", "torch.empty_like({v}).exponential_() > -1", "torch.empty_like({v}).cauchy_() * 0 == 0", "torch.empty_like({v}).log_normal_(0, 0)",
+                "torch.randperm(5).sort()[0]", "torch.multinomial(torch.eye(4)[1], 3, replacement=True)", "F.feature_dropout({v}, 0.0)" if v.dim >= 2 else "F.dropout({v}, 1.0)", "F.gumbel_softmax({v}, dim={d}, hard=True).sum({d})" if v.dim else "torch.rand(3).shape[0] * {v}",
+            )
+        ).format(v=v, d=d)
+    )  # fmt: skip
+
+
+@rule(1)
+def copies(p: Program, c: Choices) -> bool:
+    """View ops that copy, ops of `torch.ops.aten` that few programs name."""
+    v = p.value(c, lambda v: v.dim >= 1 and v.numel > 0)
+    if v is None:
+        return False
+    d, n = axis(c, v), c.below(max(v.size(0), 1))
+    return p.add(
+        c.pick(
+            (
+                "torch.narrow_copy({v}, 0, {n}, 1)", "torch.select_copy({v}, 0, {n})", "torch.slice_copy({v}, 0, {n})", "torch.diagonal_copy({v}[None])", "torch.expand_copy({v}, (2, *{v}.shape))", "torch.permute_copy({v}[None], ({d}, 0)) if {v}.dim() == 1 else torch.transpose_copy({v}, 0, {d})", "torch.view_copy({v}.contiguous(), (-1,))",
+                "torch.unfold_copy({v}, {d}, 1, 2)", "torch.unsqueeze_copy({v}, {d})", "torch.unbind_copy({v}, {d})[0]", "torch.detach_copy({v})", "torch.alias_copy({v})", "torch.as_strided_scatter({v}.contiguous(), {v}.flatten()[:1], (1,), (1,), {n})", "{v}.select_scatter({v}.select({d}, 0), {d}, -1)", "torch.unsafe_chunk({v}, 2, {d})[0]",
+                "torch.ops.aten._unsafe_index({v}, [torch.tensor([{n}, 0])])", "torch.ops.aten._unsafe_index_put({v}, [torch.tensor([{n}])], {v}[:1], True)", "{v}.put(torch.tensor([0, -1]), {v}.flatten()[:1].expand(2))", "{v}.index_reduce(0, torch.tensor([{n}, {n}]), {v}[:1].expand(2, *{v}.shape[1:]), 'amax')", "torch.empty_strided({v}.shape[:1], (2,)).zero_() + {n}",
+                "torch.empty_permuted(({n}, 2), (1, 0)).fill_(2)", "torch.clamp_max({v}, 1)", "torch.bucketize({v}, torch.tensor([-1.0, 0.0, 1.0]), right=True)", "torch.ops.aten.lift_fresh_copy({v})", "F.fractional_max_pool3d({v}.reshape(1, 1, 1, 1, -1).float(), 1, output_size=(1, 1, 1), _random_samples=torch.full((1, 1, 3), 0.5))",
+            )
+        ).format(v=v, d=d, n=n)
+    )  # fmt: skip
+
+
+@rule(1)
+def left_to_aten(p: Program, c: Choices) -> bool:
+    """In the middle of a graph."""
+    v = p.value(c, lambda v: v.floating and v.dim >= 1 and v.numel > 0)
+    if v is None:
+        return False
+    square = f"({v}.mT @ {v} + 4 * torch.eye({v}.shape[-1], dtype={v}.dtype))"
+    return p.add(
+        c.pick(
+            (
+                "torch.linalg.cholesky({s})", "torch.linalg.eigvalsh({s})", "torch.linalg.slogdet({s})[1]", "torch.linalg.svdvals({s})", "torch.linalg.solve_triangular({s}, {v}.mT, upper=True)", "torch.linalg.matrix_exp({s} / 64)", "torch.cholesky_solve({v}.mT, torch.linalg.cholesky({s}))", "torch.linalg.qr({s})[1].abs()",
+                "torch.special.chebyshev_polynomial_t({v}, 3)", "torch.special.hermite_polynomial_h({v}, 2)", "torch.special.laguerre_polynomial_l({v}, 3)", "torch.special.legendre_polynomial_p({v}, 2)", "torch.special.airy_ai({v})", "torch.igammac({v}.abs() + 1, {v}.abs())", "torch.lcm(torch.tensor(6), ({v} > 0).long())", "torch.unique_consecutive({v}.flatten()).sum()",
+                "torch.linalg.ldl_factor({s})[0].shape[0] * {v}", "torch.linalg.lu_factor({s})[0] * 0", "torch.linalg.pinv({s})",
+            )
+        ).format(v=v, s=square)
+    )  # fmt: skip
