@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -69,17 +70,26 @@ def unless_refused(op: Any, decomposition: Callable[..., Any]) -> Callable[..., 
 
 def refusal(op: Any, args: Any, kwargs: Any, result: Any = None) -> str | None:
     """What ATen says against a call with such arguments (fake tensors, numbers), if anything. `result` is that of a fill."""
+    if op.overloadpacket in _FILLS:
+        if not isinstance(result, torch.Tensor):
+            return None
+        place = _FILLS[op.overloadpacket]
+        value = args[place] if len(args) > place else kwargs.get("value", kwargs.get("fill_value", 0))
+        op, args, kwargs = aten.fill.Scalar, (result, value), {}
+    number = 0 if op.overloadpacket in _INDEXED else 100
+    most = 1 if op.overloadpacket is aten.put else 2  # its operands have as many elements, in any shapes
+    leaves, tree = pytree.tree_flatten((args, kwargs))
+    small = tuple([_small(x, number, most) for x in leaves])
+    settings = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    # A graph has few different calls. Numbers that are equal may be of several types.
+    return _answer(op, small, tree, (settings, *map(type, small)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _answer(op: Any, leaves: tuple[Any, ...], tree: pytree.TreeSpec, key: object) -> str | None:
     with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if op.overloadpacket in _FILLS:
-            if not isinstance(result, torch.Tensor):
-                return None
-            place = _FILLS[op.overloadpacket]
-            value = args[place] if len(args) > place else kwargs.get("value", kwargs.get("fill_value", 0))
-            op, args, kwargs = aten.fill.Scalar, (result, value), {}
-        number = 0 if op.overloadpacket in _INDEXED else 100
-        most = 1 if op.overloadpacket is aten.put else 2  # its operands have as many elements, in any shapes
-        args, kwargs = pytree.tree_map(functools.partial(_small, number=number, most=most), (args, kwargs))
+        args, kwargs = pytree.tree_unflatten([x.make() if isinstance(x, _Filled) else x for x in leaves], tree)
         try:
             op(*args, **kwargs)
         except Exception as e:
@@ -87,11 +97,22 @@ def refusal(op: Any, args: Any, kwargs: Any, result: Any = None) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class _Filled:
+    """A tensor of one number."""
+
+    sizes: tuple[int, ...]
+    number: int
+    dtype: torch.dtype
+
+    def make(self) -> torch.Tensor:
+        return torch.full(self.sizes, self.number, dtype=self.dtype, device="cpu")
+
+
 def _small(x: Any, number: int, most: int) -> Any:
     """Of a tensor: at most so many elements a dim. Of a number that is known at run time only: that of the traced call."""
     if isinstance(x, torch.Tensor):
-        sizes = [min(n, most) if isinstance(n, int) else most for n in x.shape]
-        return torch.full(sizes, number, dtype=x.dtype, device="cpu")
+        return _Filled(tuple([min(n, most) if isinstance(n, int) else most for n in x.shape]), number, x.dtype)
     if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return x.node.hint if x.node.has_hint() else x.node.pytype(1)
     return x
