@@ -95,18 +95,26 @@ def max_pool(
 
         def body(at: list[Value], u: Value, m: Value) -> Value:
             found = s.eq(x.dtype, u, m)
-            if x.dtype.is_floating_point:
-                found = arith.ori(found, s.isnan(x.dtype, u))
-            flat = builders.index(0)
+            flat, within = builders.index(0), None
             for i in range(r):
                 place = w.inside(at, i)
                 inside = arith.cmpi(INT.ult, place, b.index(sizes[i]))
-                found = arith.andi(found, inside)
+                within = inside if within is None else arith.andi(within, inside)
                 flat = arith.addi(arith.muli(flat, b.index(sizes[i])), place)
-            return arith.select(found, _i64(flat), scalar(I64, torch.iinfo(I64).max))
+            none = scalar(I64, torch.iinfo(I64).max)
+            first = arith.select(arith.andi(found, within), _i64(flat), none)
+            if not x.dtype.is_floating_point:
+                return first
+            # The first maximum, but of several NaN the last one: the complement is the less the later it is.
+            return arith.select(arith.andi(s.isnan(x.dtype, u), within), s.invert(I64, _i64(flat)), first)
+
+        def place_of(v: Value) -> Value:
+            return arith.select(s.lt(I64, v, scalar(I64, 0)), s.invert(I64, v), v)
 
         loops = builders.projection(2 * r + 2, range(r + 2))
-        where = _unbatched(b, b.window_reduce(shape, w.kernel, [(padded, w.map()), (top, loops)], "min", I64, body), single)
+        found = b.window_reduce(shape, w.kernel, [(padded, w.map()), (top, loops)], "min", I64, body)
+        found = b.pointwise(found.shape, [found], I64, I64, I64, place_of) if x.dtype.is_floating_point else found
+        where = _unbatched(b, found, single)
     return [_unbatched(b, top, single), where]
 
 

@@ -171,3 +171,21 @@ def test_linear_factors_that_round_to_one(dynamic):
         return linear1d(x, [n], False, 1.04), linear1d(x, [n + 1], False, 1.04), linear3d(y, [5, 7, 7], False, 1.04, 1.2, 1.1)
 
     matches(f, x, y, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["first", "channels last"])
+def test_places_of_nan(last):
+    """Of several NaN in a window it is the last one; a maximum is the first one."""
+    torch.manual_seed(3)
+    x = torch.randint(-2, 2, (2, 3, 9, 11)).float()
+    x[torch.rand(x.shape) < 0.2] = float("nan")
+    x[1, 0] = -float("inf")
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+
+    def places(x):
+        out = [F.max_pool2d(x, 3, 2, 1, return_indices=True), F.adaptive_max_pool2d(x, (4, 5), return_indices=True)]
+        out += [F.max_pool1d(x[0], 3, return_indices=True), F.adaptive_max_pool1d(x[0], 4, return_indices=True)]
+        x = x.contiguous()  # eager mode knows pools of volumes in no other order
+        return [*out, F.max_pool3d(x, 2, 1, 1, return_indices=True), F.adaptive_max_pool3d(x, (2, 4, 3), return_indices=True)]
+
+    matches(places, x)
