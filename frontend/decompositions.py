@@ -28,7 +28,6 @@ KEEP: tuple[Any, ...] = (
 EXTRA: tuple[Any, ...] = (
     aten.upsample_bicubic2d.vec,
     aten.upsample_bicubic2d.default,
-    aten.grid_sampler_2d,
     aten._fused_rms_norm,
     aten._fused_rms_norm_backward,
     aten._fused_dropout,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch._decomp.decompositions
 import torch._prims_common
 import torch._refs
 
@@ -61,6 +62,10 @@ def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> Any:
     windows = aten._unsafe_index(x, [None] * (x.dim() - n) + lines)
     windows = torch.where(inside, windows, float("-inf")).flatten(-n)
     values, first = windows.max(-1)
+    if x.dtype.is_floating_point:  # of several NaN it is the last one
+        order = torch.arange(windows.shape[-1], device=x.device)
+        last = torch.where(windows.isnan(), order, -1).amax(-1)
+        first = torch.where(last < 0, first, last)
     places = places.flatten(-n).expand(windows.shape)
     order = torch._prims_common.suggest_memory_format(x)
     return values.contiguous(memory_format=order), places.gather(-1, first.unsqueeze(-1)).squeeze(-1).contiguous(memory_format=order)
@@ -140,7 +145,25 @@ def affine_grid_generator(theta: torch.Tensor, size: Sequence[Any], align_corner
     return (flat * theta.to(d).mT.unsqueeze(1)).sum(-2).to(theta.dtype).view(size[0], *places, len(places))
 
 
+def grid_sampler_2d(x: torch.Tensor, grid: torch.Tensor, mode: int, padding: int, align_corners: bool) -> torch.Tensor:
+    """As torch takes it apart, but for coordinates that are no finite numbers, which it turns into zeros of the result.
+
+    ATen reads the first row or column for NaN where coordinates are clipped, and for what reflection makes NaN. Without padding
+    the weights of linear interpolation are NaN then; nearest and cubic resampling have zeros.
+    """
+    if mode in (0, 1) and padding:
+        known = grid.isfinite() if padding == 2 else ~grid.isnan()
+        grid = torch.where(known, grid, -1.0)
+    out = torch._decomp.decompositions.grid_sampler_2d(x, grid, mode, padding, align_corners)
+    if mode == 0 and not padding:
+        wide = grid.to(torch.promote_types(grid.dtype, torch.float32))
+        finite = (wide[..., 0] * x.shape[3]).isfinite() & (wide[..., 1] * x.shape[2]).isfinite()
+        out = torch.where(finite.unsqueeze(1), out, float("nan"))
+    return out
+
+
 OWN: dict[Any, Any] = {
+    aten.grid_sampler_2d.default: grid_sampler_2d,
     aten.affine_grid_generator.default: affine_grid_generator,
     aten.index_fill.int_Scalar: index_fill,
     aten.index_fill.int_Tensor: index_fill,

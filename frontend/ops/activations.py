@@ -28,6 +28,7 @@ def _tanh_gelu(d: torch.dtype, x: Value) -> Value:
 
 
 def gelu(d: torch.dtype, x: Value, approximate: str = "none") -> Value:
+    """Infinity at infinity, where ATen's f32 vectors and their tails have NaN; NaN at minus infinity, as in ATen."""
     return own.function("gelu_tanh" if approximate == "tanh" else "gelu", x)
 
 
@@ -57,7 +58,8 @@ def _ramp(d: torch.dtype, x: Value) -> Value:
 
 def elu(d: torch.dtype, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
     low = arith.mulf(math.expm1(arith.mulf(x, scalar(d, input_scale))), scalar(d, float(alpha) * float(scale)))
-    return arith.select(s.gt(d, x, scalar(d, 0)), arith.mulf(x, scalar(d, scale)), low)
+    # Zero is its own result, whatever alpha is.
+    return arith.select(s.lt(d, x, scalar(d, 0)), low, arith.mulf(x, scalar(d, scale)))
 
 
 def softplus(d: torch.dtype, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
@@ -82,8 +84,29 @@ def threshold(d: torch.dtype, x: Value, threshold: float, value: float) -> Value
 
 
 def hardtanh_backward(d: torch.dtype, grad: Value, x: Value, low: float, high: float) -> Value:
-    outside = arith.ori(s.le(d, x, scalar(d, low)), s.ge(d, x, scalar(d, high)))
-    return arith.select(outside, scalar(d, 0), grad)
+    """Zero at NaN, as ATen's vectors have it (not their tails)."""
+    inside = arith.andi(s.gt(d, x, scalar(d, low)), s.lt(d, x, scalar(d, high)))
+    return arith.select(inside, grad, scalar(d, 0))
+
+
+def hardswish_backward(d: torch.dtype, grad: Value, x: Value) -> Value:
+    """NaN at NaN, which torch's decomposition takes for a large number."""
+    slope = arith.addf(arith.divf(x, scalar(d, 3)), scalar(d, 0.5))
+    right = arith.select(s.ge(d, x, scalar(d, 3)), grad, arith.mulf(grad, slope))
+    return arith.select(s.le(d, x, scalar(d, -3)), scalar(d, 0), right)
+
+
+def elu_backward(
+    d: torch.dtype, grad: Value, alpha: float, scale: float, input_scale: float, is_result: bool, x: Value
+) -> Value:
+    """NaN at NaN, which torch's decomposition takes for a positive number."""
+    low = scalar(d, float(alpha) * float(scale))
+    if is_result:
+        slope = arith.addf(x, low)
+    else:
+        slope = arith.mulf(low, math.exp(arith.mulf(x, scalar(d, input_scale))))
+    left = arith.mulf(arith.mulf(grad, scalar(d, input_scale)), slope)
+    return arith.select(s.gt(d, x, scalar(d, 0)), arith.mulf(grad, scalar(d, scale)), left)
 
 
 def sigmoid_backward(d: torch.dtype, grad: Value, y: Value) -> Value:
@@ -109,6 +132,7 @@ ACTIVATIONS: dict[Any, Any] = {
     aten.threshold.default: threshold,
     aten.threshold_backward.default: threshold_backward,
     aten.hardtanh_backward.default: hardtanh_backward,
+    aten.hardswish_backward.default: hardswish_backward,
     aten.sigmoid_backward.default: sigmoid_backward,
     aten.tanh_backward.default: tanh_backward,
 }
@@ -122,3 +146,11 @@ def activation(b: GraphBuilder, node: Any, *args: Any, **kwargs: Any) -> T:
     formula = ACTIVATIONS[node.target]
     raw = list(node.args[: len(tensors)])
     return apply(b, node, list(tensors), raw, Kind.DEFAULT, lambda d, *v: formula(d, *v, *numbers, **kwargs))
+
+
+@lowers(aten.elu_backward.default)
+def elu_gradient(b: GraphBuilder, node: Any, grad: T, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: T) -> T:
+    def body(d: torch.dtype, g: Value, u: Value) -> Value:
+        return elu_backward(d, g, alpha, scale, input_scale, is_result, u)
+
+    return apply(b, node, [grad, x], [node.args[0], node.args[5]], Kind.DEFAULT, body)

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from mlirc.tests.frontend.compare import OPTIONS, compare, left_to_aten
+from mlirc.tests.frontend.elementwise import matches
 
 R = torch.randn
+INF, NAN = float("inf"), float("nan")
 aten = torch.ops.aten
 BYTES = torch.randint(-99, 99, (17, 33)).to(torch.int8)
 
@@ -115,3 +117,12 @@ def test_bags_in_two_byte_floats(weighted):
     for last in (False, True):
         f = lambda w, p: F.embedding_bag(i, w, offsets, mode="sum", per_sample_weights=p, include_last_offset=last)  # noqa: E731, B023
         compare(f, table, weights)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grids_of_nan(padding):
+    """Coordinates that are no finite numbers, in either place."""
+    lines = torch.tensor([-1.0, 0.3, NAN, INF, -INF, -2.5, 0.99])
+    grid = torch.stack(torch.meshgrid(lines, lines, indexing="ij"), -1).unsqueeze(0)
+    modes = [(m, a) for m in ("bilinear", "nearest", "bicubic") for a in (False, True)]
+    matches(lambda x, g: [F.grid_sample(x, g, m, padding, a) for m, a in modes], R(1, 2, 4, 5), grid, factor=4)

@@ -153,3 +153,44 @@ def test_long_reductions(dtype, bound):
 def test_long_sums_of_integers():
     x = torch.randint(-(2**31), 2**31 - 1, (SIZE,), generator=torch.Generator().manual_seed(0)).to(torch.int32)
     equal(lambda x: (x.sum()[None], x.sum(dtype=torch.int32)[None], x.amax()[None], x.argmin()[None]), x)
+
+
+GRADIENTS = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "hardtanh": F.hardtanh,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "selu": F.selu,
+    "elu": lambda x: F.elu(x, 2.0),
+    "celu": lambda x: F.celu(x, 1.5),
+    "leaky_relu": F.leaky_relu,
+    "threshold": lambda x: F.threshold(x, 0.5, 7.0),
+    "softplus": F.softplus,
+    "clamp": lambda x: x.clamp(-1, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_activations(dtype):
+    """Of NaN and infinities, and where the incoming gradient is one. Multiples of two vectors: eager mode's tails differ at NaN."""
+    x, g = torch.meshgrid(torch.tensor([0.0, 1, -1, 3, -3, 6, 0.5, INF, -INF, NAN, 20, -20]), torch.tensor([1.0, -2, 0, INF, NAN]), indexing="ij")
+    x, g = (t.flatten().repeat_interleave(64).to(dtype) for t in (x, g))
+
+    def gradients(f):
+        inputs = [x.clone().requires_grad_() for _ in GRADIENTS]
+        outputs = f(*inputs)
+        return outputs, torch.autograd.grad(outputs, inputs, [g] * len(outputs))
+
+    def activations(*inputs):
+        return [f(u) for f, u in zip(GRADIENTS.values(), inputs)]
+
+    torch._dynamo.reset()
+    expected, got = gradients(activations), gradients(torch.compile(activations, backend="mlirc", options=OPTIONS))
+    for name, *pairs in zip(GRADIENTS, *(v for p in zip(expected, got) for v in p)):
+        for e, v in (pairs[:2], pairs[2:]):
+            torch.testing.assert_close(v, e, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_elu_of_zero():
+    equal(lambda x: (F.elu(x, INF), F.elu(x, -1.0)), torch.tensor([0.0, -0.0, 1.0]).repeat(11))
