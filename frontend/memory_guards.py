@@ -9,6 +9,7 @@ it the tensor that they are views of, whole, in their place.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,27 +20,35 @@ from torch._guards import Guard, TracingContext
 
 MAX_TENSORS = 64
 """A graph that writes to more arguments than these (a fused optimiser) has no guard on overlaps: it would take longer than ours."""
+MAX_STATES = 16
+"""Of parameters and buffers only those are looked at that are written to, and no more than these (not the statistics of many batch
+norms): an argument that is a view of one may become another tensor, or the other way round."""
 
 
 def guard_memory(gm: torch.fx.GraphModule) -> None:
-    """Add guards for Dynamo's graph `gm`, which AOTAutograd has just traced. Parameters and buffers are left out."""
+    """Add guards for Dynamo's graph `gm`, which AOTAutograd has just traced."""
     context = TracingContext.try_get()
     metadata = getattr(context, "fw_metadata", None)
     if context is None or metadata is None:
         return
-    sources = []
-    for node in gm.graph.find_nodes(op="placeholder"):
+    places = gm.graph.find_nodes(op="placeholder")
+    # Where arguments overlap, AOTAutograd has put one in the place of several: which are written to is not known.
+    merged = len(metadata.input_info) < len(places)
+    written = [merged or i.mutates_data for i in metadata.input_info] if len(metadata.input_info) <= len(places) else []
+    sources, states = [], []
+    for node, writes in itertools.zip_longest(places, written, fillvalue=merged):
         source = getattr(node, "_dynamo_source", None)
         of_module = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
         is_tensor = isinstance(node.meta.get("example_value"), torch.Tensor)
-        if source is not None and is_tensor and not of_module and not source.is_ephemeral():
-            sources.append(source)
+        if source is not None and is_tensor and not source.is_ephemeral() and (writes or not of_module):
+            (states if of_module else sources).append(source)
     if not sources:
         return
-    if any(i.mutates_data for i in metadata.input_info) and 1 < len(sources) <= MAX_TENSORS:
-        context.guards_context.dynamo_guards.add(Guard(sources[0], _Installer("overlaps", overlaps, sources)))
-        if len(metadata.input_info) < len(gm.graph.find_nodes(op="placeholder")):
-            context.guards_context.dynamo_guards.add(Guard(sources[0], _Installer("shared", shared, sources)))
+    watched = sources + (states if len(states) <= MAX_STATES else [])
+    if any(i.mutates_data for i in metadata.input_info) and 1 < len(watched) and len(sources) <= MAX_TENSORS:
+        context.guards_context.dynamo_guards.add(Guard(sources[0], _Installer("overlaps", overlaps, watched)))
+        if merged:
+            context.guards_context.dynamo_guards.add(Guard(sources[0], _Installer("shared", shared, watched)))
     if any("as_strided" in str(n.target) for n in gm.graph.nodes):
         context.guards_context.dynamo_guards.add(Guard(sources[0], _Installer("offsets", offsets, sources)))
 

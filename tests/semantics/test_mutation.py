@@ -242,6 +242,24 @@ def test_overlapping_arguments_move(dynamic):
         agree(f, base[3:7], base[5:9], ours=ours)
 
 
+@pytest.mark.parametrize("first", [0, 1], ids=["apart first", "views first"])
+def test_arguments_that_are_views_of_a_buffer(first):
+    class Counter(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("state", torch.arange(12.0))
+
+        def forward(self, x):
+            self.state.mul_(2)
+            return x + 1, self.state.sum()
+
+    theirs, mine = Counter(), Counter()
+    ours = compiled(mine)
+    for n in range(4):
+        args = [m.state[n : n + 3] if n % 2 == first else torch.ones(3) for m in (theirs, mine)]
+        torch.testing.assert_close(ours(args[1]), theirs(args[0]))
+
+
 @MODES
 def test_expanded_inputs(dynamic):
     def f(x, y, z):
