@@ -51,7 +51,6 @@ class GuardedRunner(Runner):
     def __init__(self, graph: ImportedGraph, runs: Sequence[Guarded], weight_inputs: Sequence[int], report: GraphReport) -> None:
         super().__init__(graph, runs[-1].program, runs[-1].weights, weight_inputs, report)
         self.runs = list(runs)
-        self.written = {self.tensors.index(i) for i in graph.writes}
 
     def _run(self, tensors: list[torch.Tensor], outputs: list[torch.Tensor], sizes: Sequence[int]) -> None:
         for run in self.runs:

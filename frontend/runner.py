@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 
 from ..errors import CompileError
 from ..runtime.program import Program
@@ -47,6 +48,7 @@ class Runner:
         self.views = [(i, o.base, _view(o, graph)) for i, o in enumerate(graph.outputs) if o.kind in ("view", "same")]
         self.returned = graph.returned
         self.constants = graph.constants
+        self.written = {self.tensors.index(i) for i in graph.writes}
         self.seeds = graph.seeds
         self.idle = not program.plan.steps
         self.plain = not self.constants and not self.seeds and self.tensors == list(range(len(graph.inputs)))
@@ -55,6 +57,8 @@ class Runner:
         self._weights_of = itemgetter(*weight_inputs) if len(weight_inputs) > 1 else lambda x: (x[weight_inputs[0]],)
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        if forward_ad._current_level >= 0:
+            _check_tangents(args)
         sizes = [read(args) for read in self.sizes] if self.sizes else ()
         if self.constants or self.seeds:
             args.extend(self.constants)
@@ -78,8 +82,13 @@ class Runner:
     def _run(self, tensors: list[torch.Tensor], outputs: list[torch.Tensor], sizes: Sequence[int]) -> None:
         inputs = list(map(_data_ptr, tensors))
         results = list(map(_data_ptr, outputs))
-        if (0 in inputs or 0 in results) and _are_fake(tensors, outputs):
-            return
+        if 0 in inputs or 0 in results:
+            if _are_fake(tensors, outputs):
+                return
+            if any(tensors[i]._is_zerotensor() for i in self.written):
+                raise RuntimeError("ZeroTensors are immutable: a compiled graph writes to this argument; give it a clone")
+            tensors = list(map(_in_memory, tensors))
+            inputs = list(map(_data_ptr, tensors))
         if self.weights is not None:
             packed = self.weights.results(self._weights_of(inputs), self._weights_of(tensors))
             inputs += packed.addresses
@@ -97,6 +106,24 @@ def _are_fake(tensors: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
     if any(isinstance(t, FakeTensor) for t in tensors):
         raise RuntimeError("a compiled graph was called with fake tensors outside of their mode")
     return False
+
+
+def _check_tangents(args: list[Any]) -> None:
+    """Raises RuntimeError for arguments with forward-mode derivatives, which results would not have."""
+    if any(isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in args):
+        raise RuntimeError(
+            "forward-mode derivatives do not pass through a compiled graph: call the function as it is, or compile one that "
+            "computes them (with torch.func.jvp)"
+        )
+
+
+def _in_memory(t: torch.Tensor) -> torch.Tensor:
+    """An argument that can be read: automatic differentiation passes zeros that have no memory."""
+    if t.data_ptr() or not t.numel():
+        return t
+    if not t._is_zerotensor():
+        raise RuntimeError(f"an argument of a compiled graph, {t.dtype} {list(t.shape)}, has no memory: its storage has been freed")
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=_CPU).zero_()
 
 
 def _size_reader(symbol: sympy.Symbol, graph: ImportedGraph) -> Callable[[list[Any]], int]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 
 from mlirc.tests.semantics.agree import agree, compiled
 
@@ -358,3 +359,14 @@ def test_values_that_backward_needs_and_that_are_overwritten_later():
         for x in (R(5, 6), R(6, 5).t(), R(10, 12)[::2, ::2]):
             agree(g, x, R(6, requires_grad=True))
             agree(g, x, R(6, requires_grad=True), dynamic=True)
+
+
+def test_forward_mode():
+    """Not silently without derivatives."""
+    ours = compiled(lambda x: (x * 2).sin())
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(R(4), R(4))
+        with pytest.raises(RuntimeError, match="forward-mode"):
+            ours(x)
+        ours(R(4))
+    ours(R(4))

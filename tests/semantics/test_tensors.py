@@ -257,3 +257,20 @@ def test_numpy_arrays_as_arguments():
     a = R(4, 5).numpy()
     got = compiled(f)(a)
     assert type(got) is type(a) and (got == f(a)).all()
+
+
+def test_tensors_without_memory():
+    """Zeros that automatic differentiation passes, and storages that have been freed."""
+    ours = compiled(lambda x: x.exp() + 1)
+    ours(R(3, 4))
+    zeros = torch._efficientzerotensor((4,))
+    for z in (zeros.expand(3, 4), torch._efficientzerotensor((3, 4))):
+        assert torch.equal(ours(z), torch.full((3, 4), 2.0))
+    x = R(3, 4)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="freed"):
+        ours(x)
+    write = compiled(lambda x: x.add_(1))
+    write(R(4))
+    with pytest.raises(RuntimeError, match="immutable"):
+        write(zeros)
