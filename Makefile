@@ -24,7 +24,7 @@ suites: $(STAMP)
 	$(BIN)/python -m mlirc.benchmarks.suites run $(ARGS); code=$$?; \
 	$(BIN)/python -m mlirc.benchmarks.suites report suites.jsonl; exit $$code
 
-# PyTorch's OpInfos compiled against eager, and the table of them; hours on one core, continues where it was stopped.
+# PyTorch's OpInfos compiled against eager, and the table of them; an hour on two cores, continues where it was stopped.
 opinfo: $(STAMP)
 	$(BIN)/python -m mlirc.tests.opinfo $(ARGS)
 
