@@ -81,6 +81,17 @@ def test_bools(name):
     refuses(BOOLS[name], BOOL)
 
 
+def test_targets_of_other_types():
+    target = torch.tensor([0, 1, 1])
+    refuses(lambda x, t: F.nll_loss(x, t), torch.randn(3, 4), target.int())
+    refuses(lambda x, t: F.cross_entropy(x, t), torch.randn(3, 4), target.int())
+    matches(lambda x, t: F.cross_entropy(x, t), torch.randn(3, 4), target)
+
+
+def test_integers():
+    refuses(F.logsigmoid, I8)
+
+
 def test_parts_of_an_op_are_not_asked_about():
     """`huber_loss` is taken apart; ATen knows that op, whatever it says of the parts."""
     matches(lambda x, y: F.huber_loss(x, y, delta=1e4), F16, F16.flip(0))
