@@ -12,7 +12,7 @@ from torch._prims_common import elementwise_dtypes
 from ...dialects import own
 from ...dialects.mlir import arith, ir, math
 from ..dtypes import cast, compute_dtype, scalar
-from ..extents import normal
+from ..extents import normal, same
 from ..graph_builder import GraphBuilder, Operand, Scalar, T
 from ..registry import Unsupported, lowers
 from . import scalars as s
@@ -128,7 +128,6 @@ BINARY: dict[Any, Body] = {
     aten.fmin.default: s.fmin,
     aten.remainder: s.remainder,
     aten.fmod: s.fmod,
-    aten.floor_divide: s.divide_floor,
     aten.bitwise_and: lambda d, x, y: arith.andi(x, y),
     aten.bitwise_or: lambda d, x, y: arith.ori(x, y),
     aten.bitwise_xor: lambda d, x, y: arith.xori(x, y),
@@ -207,16 +206,28 @@ def add_sub(b: GraphBuilder, node: Any, x: Operand, y: Operand, alpha: Any = 1) 
     return apply(b, node, [x, y], list(node.args[:2]), Kind.DEFAULT, body)
 
 
-@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(b: GraphBuilder, node: Any, x: Operand, y: Operand, *, rounding_mode: str | None) -> T:
-    body = {None: s.divide, "floor": s.divide_floor, "trunc": s.divide_trunc}[rounding_mode]
-    half = _half(list(node.args[:2]))
-    divisor = meta(node.args[1])
-    if rounding_mode == "trunc" and half is not None and getattr(divisor, "ndim", 0):
-        # ATen rounds the quotient first, unless it divides by a number.
-        body = lambda d, u, v: s.trunc(d, _rounded(arith.divf(u, v), d, half))  # noqa: E731
-    kind = Kind.DEFAULT if rounding_mode else Kind.INT_TO_FLOAT
-    return apply(b, node, [x, y], list(node.args[:2]), kind, body)
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide)
+def div_mode(b: GraphBuilder, node: Any, x: Operand, y: Operand, *, rounding_mode: str | None = "floor") -> T:
+    raw = list(node.args[:2])
+    if rounding_mode is None:
+        return apply(b, node, [x, y], raw, Kind.INT_TO_FLOAT, s.divide)
+    divide = {"floor": s.divide_floor, "trunc": s.divide_trunc}[rounding_mode]
+    return apply(b, node, [x, y], raw, Kind.DEFAULT, _in_half(raw, divide))
+
+
+def _in_half(raw: list[Any], divide: Body) -> Body:
+    """A division to whole numbers: of 16-bit floats ATen rounds both operands and each step to their type, but for one number
+    to divide by, with which it computes in f32."""
+    half, divisor = _half(raw), meta(raw[1])
+    if half is None:
+        return divide
+    one = all(same(normal(n), 1) for n in getattr(divisor, "shape", ()))
+
+    def body(d: torch.dtype, u: ir.Value, v: ir.Value) -> ir.Value:
+        u = _rounded(u, d, half)
+        return divide(d, u, v) if one else divide(d, u, _rounded(v, d, half), lambda w: _rounded(w, d, half))
+
+    return body
 
 
 @lowers(aten.pow.Tensor_Scalar)

@@ -5,6 +5,8 @@ Integer division checks its divisor: zero sets the kernel's status, and the smal
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ...dialects import own
@@ -144,22 +146,27 @@ def divide(d: torch.dtype, x: Value, y: Value) -> Value:
     return arith.divf(x, y)
 
 
-def divide_trunc(d: torch.dtype, x: Value, y: Value) -> Value:
+def _exact(v: Value) -> Value:
+    return v
+
+
+def divide_trunc(d: torch.dtype, x: Value, y: Value, step: Callable[[Value], Value] = _exact) -> Value:
+    """`step` rounds what a step gives."""
     if d.is_floating_point:
-        return math.trunc(arith.divf(x, y))
+        return math.trunc(step(arith.divf(x, y)))
     safe, minus = _divisor(d, y)
     if minus is None:
         return arith.divui(x, safe)
     return arith.select(minus, neg(d, x), arith.divsi(x, safe))
 
 
-def divide_floor(d: torch.dtype, x: Value, y: Value) -> Value:
-    """As Python's `//`: exact for floats, from the remainder."""
+def divide_floor(d: torch.dtype, x: Value, y: Value, step: Callable[[Value], Value] = _exact) -> Value:
+    """As Python's `//`: exact for floats, from the remainder. `step` rounds what a step gives."""
     if d.is_floating_point:
         zero, one = scalar(d, 0), scalar(d, 1)
-        quotient, rest = arith.divf(x, y), arith.remf(x, y)
-        exact = arith.divf(arith.subf(x, rest), y)
-        exact = arith.select(_opposite(d, rest, y), arith.subf(exact, one), exact)
+        quotient, rest = step(arith.divf(x, y)), arith.remf(x, y)
+        exact = step(arith.divf(step(arith.subf(x, rest)), y))
+        exact = arith.select(_opposite(d, rest, y), step(arith.subf(exact, one)), exact)
         down = math.floor(exact)
         down = arith.select(gt(d, arith.subf(exact, down), scalar(d, 0.5)), arith.addf(down, one), down)
         down = arith.select(ne(d, exact, zero), down, math.copysign(zero, quotient))

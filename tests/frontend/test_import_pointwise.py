@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mlirc.tests.frontend.compare import OPTIONS
 from mlirc.tests.frontend.elementwise import expressions, function, matches
 
 SWEEP = pytest.mark.sweep
@@ -74,6 +75,23 @@ def test_binary_of_integers(dtype):
     x, y = x[keep].to(dtype), y[keep].to(dtype)
     matches(named(BINARY), x, y)
     matches(lambda x, y: [x & y, x | y, x ^ y, x << y, x >> y, ~x, x << 2, x >> 1, x >> 100], x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_whole_quotients_of_two_byte_floats(dtype):
+    """ATen rounds every step to two bytes, but not where it divides by one number. Equal, not close."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(4099, generator=generator).mul(n).to(dtype) for n in (50, 1))
+    n = torch.randint(1, 300, (4099,), generator=generator)
+
+    def quotients(x, y, n):
+        pairs = [(x, y), (x, n), (n, y), (x, 0.7), (x, y[:1]), (x, y[5]), (torch.tensor(7.3, dtype=torch.float64), y), (x, n[5])]
+        return [torch.div(u, v, rounding_mode=m) for u, v in pairs for m in ("floor", "trunc")] + [x // y, n // y, x // n]
+
+    torch._dynamo.reset()
+    got = torch.compile(quotients, backend="mlirc", options=OPTIONS)(x, y, n)
+    for i, (e, g) in enumerate(zip(quotients(x, y, n), got, strict=True)):
+        assert torch.equal(e, g), f"result {i}: {int((e != g).sum())} differ"
 
 
 def test_smallest_integer_over_minus_one():
