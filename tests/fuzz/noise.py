@@ -35,7 +35,7 @@ ACCUMULATING = frozenset(
     upsample_bilinear2d upsample_linear1d logcumsumexp renorm cross_entropy nll_loss_forward mse_loss _fused_rms_norm
     rms_norm addmv addr _addmm_activation embedding_dense_backward sub add div addcmul addcdiv lerp logaddexp
     logaddexp2 digamma lgamma polygamma _scaled_dot_product_flash_attention_for_cpu
-    _scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable scaled_dot_product_attention""".split()
+    mkldnn_rnn_layer _scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable scaled_dot_product_attention""".split()
 )
 
 # 1 + erf(x) is off by a rounding of 1: the result by one of the operand.

@@ -25,7 +25,8 @@ MORE_THAN_ONE = tuple(n for n in SIZES if n > 1)
 def build(setting: Sequence[int], inputs: Sequence[Sequence[int]], steps: Sequence[Sequence[int]], part: str = "") -> Program | None:
     """The program that these numbers stand for; None if nothing is left of it."""
     c = Choices(setting)
-    dynamic, grad, wild = c.chance(2 if part == "meetings" else 4), c.chance(4), c.chance(8)
+    dynamic, grad, wild = c.chance(4), c.chance(2 if part == "masks" else 4), c.chance(8)
+    dynamic ^= part == "meetings"
     kept = c.chance(5) or part == "state"
     sizes: list[tuple[int, ...]] = _sizes(c) if dynamic else [()] * c.pick((1, 2, 1) if not kept else (3, 2, 4))
     if dynamic and kept:

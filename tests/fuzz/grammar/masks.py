@@ -37,6 +37,10 @@ def masked_attention(p: Program, c: Choices) -> bool:
     q = str(v)
     if c.chance(3):
         q, k = k, q
+    if v.dim == 4 and c.chance(4):  # several heads of queries to one of keys
+        q, k = f"torch.cat([{q}, {q} * 2], 1)", k if c.chance(2) else f"{k}[:, :1]"
+        seen = mask(p, c, f"{q}.shape[-2]", f"{k}.shape[-2]", v.dtype)
+        return p.add(f"F.scaled_dot_product_attention({q}, {k}, {k} * 2, {c.pick(('is_causal=True', f'attn_mask={seen}'))}, enable_gqa=True)")
     value = c.pick(("{k}", "{k}[..., :1]", "{k} * 2", "torch.cat([{k}, {k}], -1)")).format(k=k)
     rows, columns = f"{q}.shape[-2]", f"{k}.shape[-2]"
     rest = c.pick((f"attn_mask={mask(p, c, rows, columns, v.dtype)}", "is_causal=True", f"attn_mask={mask(p, c, rows, columns, v.dtype)}, scale=0.25", f"attn_mask={mask(p, c, rows, columns, v.dtype)}[None]"))

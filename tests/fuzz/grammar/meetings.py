@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..choices import Choices
 from ..program import Program, Value
-from .rules import order, rule
+from .rules import FLOATS, order, rule
 
 
 def matrix(v: Value) -> bool:
@@ -19,11 +19,13 @@ def twin(p: Program, c: Choices, v: Value) -> Value:
     return candidates[-1 - c.below(len(candidates))] if candidates else v
 
 
-@rule(3)
+@rule(4)
 def crossed_products(p: Program, c: Choices) -> bool:
     """A product of all rows with all rows, both ways round."""
-    v = p.value(c, matrix)
-    if v is None or not v.fixed(v.dim - 1):
+    v = p.value(c, lambda v: matrix(v) and v.fixed(v.dim - 1) and (v.dim == 2 or c.chance(3)))
+    if v is None and p.dynamic and p.add_input(f"tensor((n0, {1 + c.below(9)}), {c.pick(FLOATS)}, {len(p.inputs)})"):
+        v = p.values[-1]
+    if v is None:
         return False
     fits = lambda w: w is not v and w.dim >= 2 and w.dtype == v.dtype and w.fixed(w.dim - 1) and w.size(w.dim - 1) == v.size(v.dim - 1)  # noqa: E731
     w = p.value(c, fits)
