@@ -175,8 +175,8 @@ def _layers(
     steps = x.shape[1 if batch_first else 0]
     directions = 2 if both else 1
     each = 4 if biases else 2
-    known = all(isinstance(n, int) for n in (steps, *(w.shape[1] for w in params[1::each])))
-    if not known or not 0 < steps <= MAX_STEPS or len(params) != layers * directions * each:
+    sizes = [steps, *(w.shape[0] for w in params[::each]), *(n for w in params[1::each] for n in w.shape)]
+    if not all(isinstance(n, int) for n in sizes) or not 0 < steps <= MAX_STEPS or len(params) != layers * directions * each:
         return original(x, hx, params, biases, layers, dropout, train, both, batch_first)
     h0, c0 = hx if kind == "lstm" else (hx, None)
     x = x.transpose(0, 1) if batch_first else x

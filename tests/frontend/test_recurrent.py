@@ -127,16 +127,17 @@ def test_tagger(dynamic):
         assert not left_to_aten()
 
 
+@pytest.mark.parametrize("units", [(3, 5), (1,)], ids=["several", "one"])
 @pytest.mark.parametrize("kind,gates", [("lstm", 4), ("gru", 3), ("rnn_tanh", 1)])
-def test_units_known_only_at_run_time(kind, gates):
-    """Weights that are arguments have symbolic sizes."""
+def test_units_known_only_at_run_time(kind, gates, units):
+    """Weights that are arguments have symbolic sizes, except where they are 1."""
 
     def f(x, h, *w):
         return getattr(torch, kind)(x[None], (h, h) if kind == "lstm" else h, w, False, 1, 0.0, False, False, True)[0]
 
     torch._dynamo.reset()
     compiled = torch.compile(f, backend="mlirc", dynamic=True, options={"strict": True})
-    for n in (3, 5):
+    for n in units:
         args = [t.requires_grad_() for t in (R(2, 7), R(1, 1, n), R(gates * n, 7), R(gates * n, n))]
         ours, eager = compiled(*args), f(*args)
         torch.testing.assert_close(ours, eager)
