@@ -21,8 +21,8 @@ from torch._guards import Guard, TracingContext
 MAX_TENSORS = 64
 """A graph that writes to more arguments than these (a fused optimiser) has no guard on overlaps: it would take longer than ours."""
 MAX_STATES = 16
-"""Of parameters and buffers only those are looked at that are written to, and no more than these (not the statistics of many batch
-norms): an argument that is a view of one may become another tensor, or the other way round."""
+"""An argument may be a view of a parameter or buffer. If either is written to, both are looked at: where there are no more such
+parameters and buffers than these, as the statistics of many batch norms are."""
 
 
 def guard_memory(gm: torch.fx.GraphModule) -> None:
@@ -35,16 +35,22 @@ def guard_memory(gm: torch.fx.GraphModule) -> None:
     # Where arguments overlap, AOTAutograd has put one in the place of several: which are written to is not known.
     merged = len(metadata.input_info) < len(places)
     written = [merged or i.mutates_data for i in metadata.input_info] if len(metadata.input_info) <= len(places) else []
-    sources, states = [], []
+    sources, states, any_written = [], [], False
     for node, writes in itertools.zip_longest(places, written, fillvalue=merged):
         source = getattr(node, "_dynamo_source", None)
         of_module = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
         is_tensor = isinstance(node.meta.get("example_value"), torch.Tensor)
-        if source is not None and is_tensor and not source.is_ephemeral() and (writes or not of_module):
-            (states if of_module else sources).append(source)
+        if source is None or not is_tensor or source.is_ephemeral():
+            continue
+        if of_module:
+            states.append((source, writes))
+        else:
+            sources.append(source)
+            any_written |= writes
     if not sources:
         return
-    watched = sources + (states if len(states) <= MAX_STATES else [])
+    shared_with = [source for source, writes in states if writes or any_written]
+    watched = sources + (shared_with if len(shared_with) <= MAX_STATES else [])
     if any(i.mutates_data for i in metadata.input_info) and 1 < len(watched) and len(sources) <= MAX_TENSORS:
         context.guards_context.dynamo_guards.add(Guard(sources[0], _Installer("overlaps", overlaps, watched)))
         if merged:

@@ -253,8 +253,18 @@ def test_arguments_that_are_views_of_a_buffer(first):
             self.state.mul_(2)
             return x + 1, self.state.sum()
 
-    theirs, mine = Counter(), Counter()
-    ours = compiled(mine)
+    class Reader(Counter):
+        def forward(self, x):
+            x.add_(1)
+            return self.state * 2
+
+    for kind in (Counter, Reader):
+        torch._dynamo.reset()
+        theirs, mine = kind(), kind()
+        _views_of_a_buffer(theirs, mine, compiled(mine), first)
+
+
+def _views_of_a_buffer(theirs, mine, ours, first):
     for n in range(4):
         args = [m.state[n : n + 3] if n % 2 == first else torch.ones(3) for m in (theirs, mine)]
         torch.testing.assert_close(ours(args[1]), theirs(args[0]))
