@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mlirc.tests.fuzz.__main__ import main
 from mlirc.tests.fuzz.chunk import run_chunk
 from mlirc.tests.fuzz.executor import Failure
 from mlirc.tests.fuzz.grammar import PARTS
@@ -52,3 +53,7 @@ def test_failures_shrink():
     body = source[source.index("def f(") : source.index("    return", source.index("def f("))].splitlines()[1:]
     assert kind == "values" and len(body) == 1 and "softmax(" in body[0]
     assert "dynamic=False, grad=False" in source
+
+
+def test_the_command_starts_without_options():
+    assert main.make_context("fuzz", []).params["part"] is None
