@@ -183,3 +183,29 @@ def test_floats_to_integers():
     for dtype in INTEGERS[2:]:
         compare(lambda x, dtype=dtype: x.to(dtype), x)
     compare(lambda x: (x.to(torch.int8), x.abs().to(torch.uint8), x.to(torch.bool)), x)
+
+
+@pytest.mark.parametrize(
+    "f, dtype",
+    [
+        (lambda x: x.clamp(-1000, 1000), torch.int8),
+        (lambda x: x.clamp(max=300), torch.uint8),
+        (lambda x: x.clamp(-1e6, 1e6), torch.float16),
+        (lambda x: x.masked_fill(x > 0, 300), torch.int8),
+        (lambda x: x.masked_fill(x > 0, -1e9), torch.float16),
+        (lambda x: x.masked_fill(x > 0, 1e300), torch.float32),
+    ],
+)
+def test_numbers_that_a_type_does_not_hold(f, dtype):
+    """An error as in eager mode, and no wrapped number."""
+    x = make(dtype, 3, 5)
+    for g in (f, torch.compile(f, backend="mlirc", options={"strict": True})):
+        torch._dynamo.reset()
+        with pytest.raises(RuntimeError, match="overflow"):
+            g(x)
+
+
+def test_numbers_that_a_type_just_holds():
+    for dtype in (*FLOATS, *INTEGERS):
+        info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+        compare(lambda x, info=info: (x.clamp(info.min, info.max), x.masked_fill(x > 0, info.min), x.clamp(max=float("inf"))), make(dtype, 3, 5))
