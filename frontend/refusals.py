@@ -27,7 +27,7 @@ _INDEXING = (
 _OTHERS = (
     "__and__ __lshift__ __or__ __rshift__ _log_softmax _softmax addmm addmv addr baddbmm binary_cross_entropy bmm "
     "bucketize cumprod cumsum dot elu_backward fill fix floor_divide glu hardsigmoid_backward hardswish hardswish_backward "
-    "hardtanh_backward huber_loss leaky_relu_backward log_sigmoid_forward masked_fill mm mse_loss rsub searchsorted "
+    "hardtanh_backward huber_loss leaky_relu_backward log_sigmoid_forward masked_fill mm mse_loss mv rsub searchsorted "
     "smooth_l1_loss soft_margin_loss tril triu true_divide where"
 )
 _NAMED = {getattr(aten, name) for name in (_INDEXING + " " + _OTHERS).split()}

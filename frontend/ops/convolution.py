@@ -255,6 +255,8 @@ def convolution(
     out = node.meta["val"]
     if r < 1 or w.rank != x.rank:
         raise Unsupported("convolution without a batch or spatial dim")
+    if x.dtype == torch.bool:
+        raise Unsupported("convolution of bools is an error")
     groups = extent(groups)
     stride, padding, dilation = _per_dim(stride, r), _per_dim(padding, r), _per_dim(dilation, r)
     channels, *spatial = [normal(s) for s in out.shape[1:]]

@@ -11,7 +11,7 @@ from ...dialects import builders
 from ...dialects.mlir import arith, ir, tensor
 from ..extents import Extent, normal, same
 from ..graph_builder import GraphBuilder, Scalar, T
-from ..registry import lowers
+from ..registry import Unsupported, lowers
 
 aten = torch.ops.aten
 
@@ -45,6 +45,8 @@ def constant_pad(b: GraphBuilder, node: Any, x: T, pad: Sequence[Any], value: An
 
 def _border(b: GraphBuilder, x: T, pad: Sequence[Any], position: Any) -> T:
     """Each coordinate, less the low amount, goes through `position(i, size)` to one inside."""
+    if x.dtype == torch.bool:
+        raise Unsupported("repeating bools at a border is an error")
     low, high = _amounts(x, pad)
     shape = [normal(s + a + c) for s, a, c in zip(x.shape, low, high)]
     moved = [d for d in range(x.rank) if not (same(low[d], 0) and same(high[d], 0))]

@@ -200,6 +200,8 @@ def avg_pool(
     b: GraphBuilder, node: Any, x: T, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
     include_pad: bool = True, divisor: int | None = None,
 ) -> T:  # fmt: skip
+    if not x.dtype.is_floating_point and x.dtype != I64:
+        raise Unsupported(f"a mean of {x.dtype} is an error")
     r = int(node.target.overloadpacket.__name__[8])
     w = _Window(r, kernel, stride, padding)
     last, single = _batched(b, x, r)

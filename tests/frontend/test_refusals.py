@@ -72,6 +72,10 @@ BOOLS = {
     "clamp": lambda x: x.clamp(max=True),
     "addcmul": lambda x: torch.addcmul(x, x, x),
     "threshold": lambda x: F.threshold(x, 1, 1),
+    "avg_pool": lambda x: F.avg_pool2d(x.reshape(1, 1, 1, 5), (1, 2)),
+    "convolution": lambda x: F.conv1d(x.reshape(1, 1, 5), x[None, None, :2]),
+    "reflection": lambda x: F.pad(x[None, None], (1, 1), mode="reflect"),
+    "mv": lambda x: torch.mv(x[None], x),
     "alpha of True": lambda x: torch.add(x.float(), 1, alpha=True),
 }
 
@@ -90,6 +94,8 @@ def test_targets_of_other_types():
 
 def test_integers():
     refuses(F.logsigmoid, I8)
+    refuses(lambda x: F.avg_pool2d(x.reshape(1, 1, 1, 5), (1, 2)), I8)
+    matches(lambda x: F.avg_pool2d(x.reshape(1, 1, 1, 5), (1, 2)), I8.long())
 
 
 def test_parts_of_an_op_are_not_asked_about():
