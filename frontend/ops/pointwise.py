@@ -244,17 +244,6 @@ def pow_tensor(b: GraphBuilder, node: Any, x: Operand, exponent: T) -> T:
     return apply(b, node, [x, exponent], list(node.args), Kind.BOOL_TO_LONG, s.power)
 
 
-def _check_fit(node: Any, *numbers: Any) -> None:
-    """Raises Unsupported for a number that the result's dtype does not hold: ATen has an error for it, where kernels would wrap it."""
-    dtype = node.meta["val"].dtype
-    if dtype == torch.bool:
-        return
-    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    for x in numbers:
-        if isinstance(x, (int, float)) and abs(x) != float("inf") and x == x and not limits.min <= x <= limits.max:
-            raise Unsupported(f"{x} as a number of {dtype} is an error")
-
-
 @lowers(aten.clamp, aten.clamp_min, aten.clamp_max, aten.hardtanh.default)
 def clamp(b: GraphBuilder, node: Any, x: T, *given: Any, **named: Any) -> T:
     packet = node.target.overloadpacket
@@ -262,7 +251,6 @@ def clamp(b: GraphBuilder, node: Any, x: T, *given: Any, **named: Any) -> T:
         given = (*given, -1.0, 1.0)[:2] if not given else (*given, 1.0)[:2]
     low, high = (*given, None, None)[:2] if packet is not aten.clamp_max else (None, given[0])
     low, high = named.get("min", named.get("min_val", low)), named.get("max", named.get("max_val", high))
-    _check_fit(node, low, high)
     raw = [n for n in (*node.args, *node.kwargs.values()) if n is not None]
 
     def body(d: torch.dtype, u: ir.Value, *limits: ir.Value) -> ir.Value:
@@ -295,7 +283,6 @@ def where_scalar(b: GraphBuilder, node: Any, condition: T, x: Operand, y: Operan
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(b: GraphBuilder, node: Any, x: T, mask: T, value: Operand) -> T:
-    _check_fit(node, value)
     return where(b, node, mask, value, x)  # type: ignore[arg-type]
 
 
