@@ -2,7 +2,7 @@
 
     for rows and columns around the dim (threads share them); along the lanes, where a dim other than the scanned one is
     contiguous, a lane is a row of its own:
-      total = x[0]; for i: total = total + x[i]; result[i] = total
+      total = 0; for i: total = total + x[i]; result[i] = total
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class _Scan:
         (scanned,) = self.s.inner
         combine = own.combine(self.op)
         element = self.op.operands[0].type.element_type
-        start = builders.constant(element, 1 if "mul" in combine else 0)
+        total_type = self._total_type(combine)
+        start = builders.constant(total_type, 1 if "mul" in combine else 0)
 
         def step(i: Number, carried: Values) -> Values:
             self.env[scanned] = Index(i)
@@ -91,15 +92,24 @@ class _Scan:
             value = e.value(self.op.operands[0], self._point())
             if isinstance(total.type, ir.VectorType):
                 value = e.math.splat(value)
+            if total_type != element:
+                value = arith.extf(total.type, value)
             total = ir.Operation.create(combine, results=[total.type], operands=[total, value]).results[0]
             e.store(self.out, self._point(), self._round(total))
             return [total]
 
         loop(e, 0, self._size(e, scanned), 1, [start if self.s.lane is None else e.math.splat(start)], step)
 
+    def _total_type(self, combine: str) -> ir.Type:
+        """What totals of floats are kept in: f64 where the result is f32, as in ATen, since the error of each goes into all that follow."""
+        element = self.op.operands[0].type.element_type
+        if combine in ("arith.addf", "arith.mulf") and isinstance(self.op.results[0].type.element_type, ir.F32Type):
+            return ir.F64Type.get()
+        return element
+
     def _round(self, total: ir.Value) -> ir.Value:
         element = self.op.results[0].type.element_type
-        if element == self.op.operands[0].type.element_type:
+        if element == (total.type.element_type if isinstance(total.type, ir.VectorType) else total.type):
             return total
         kind = self.e.math.vector_type(element) if isinstance(total.type, ir.VectorType) else element
         return arith.truncf(kind, total)

@@ -315,6 +315,16 @@ def test_scan_details():
     check(lambda x: torch.autograd.grad((x.cumsum(1) * x.cumprod(0)).sum(), x), x)
 
 
+def test_long_scans_add_up_in_more_digits_than_they_store():
+    """As in ATen: what one total loses, all that follow lose. And a product beyond the largest f32 may come back."""
+    x = torch.rand(3, 100_001)
+    f = torch.compile(lambda x: (x.cumsum(1), x.t().contiguous().cumsum(0)), backend="mlirc", options={"strict": True})
+    rows, columns = f(x)
+    exact = x.double().cumsum(1)
+    assert (rows - exact).abs().max() < 0.005 and (columns.t() - exact).abs().max() < 0.005, "half an ulp of 50000 is 0.002"
+    check(lambda x: x.cumprod(0), torch.tensor([1e30, 1e30, 1e-30, 1e-25, 0.0, 3.0]))
+
+
 # Training
 
 
