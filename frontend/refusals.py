@@ -22,12 +22,12 @@ aten = torch.ops.aten
 
 _INDEXING = (
     "embedding gather index index_add index_copy index_fill index_put index_reduce index_select nll_loss2d_forward "
-    "nll_loss_forward put scatter scatter_add scatter_reduce take"
+    "nll_loss_forward put scatter scatter_add scatter_reduce searchsorted take"
 )
 _OTHERS = (
     "__and__ __lshift__ __or__ __rshift__ _log_softmax _softmax addmm addmv addr baddbmm binary_cross_entropy bmm "
     "bucketize cumprod cumsum dot elu_backward fill fix floor_divide glu hardsigmoid_backward hardswish hardswish_backward "
-    "hardtanh_backward huber_loss leaky_relu_backward log_sigmoid_forward masked_fill mm mse_loss mv rsub searchsorted "
+    "hardtanh_backward huber_loss leaky_relu_backward log_sigmoid_forward masked_fill mm mse_loss mv rsub "
     "smooth_l1_loss soft_margin_loss tril triu true_divide where"
 )
 _NAMED = {getattr(aten, name) for name in (_INDEXING + " " + _OTHERS).split()}

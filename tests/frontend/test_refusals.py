@@ -92,6 +92,12 @@ def test_targets_of_other_types():
     matches(lambda x, t: F.cross_entropy(x, t), torch.randn(3, 4), target)
 
 
+def test_places_that_operands_name_are_there():
+    x = torch.randn(3, 7)
+    matches(lambda x, y: torch.searchsorted(x, y, sorter=x.argsort(), right=True), x, torch.randn(3, 2), aten=True)
+    assert refusals.refusal(torch.ops.aten.searchsorted.Tensor, (x, x), {"sorter": x.argsort()}) is None
+
+
 def test_integers():
     refuses(F.logsigmoid, I8)
     refuses(lambda x: F.avg_pool2d(x.reshape(1, 1, 1, 5), (1, 2)), I8)
