@@ -20,18 +20,19 @@ from .registry import Unsupported
 
 aten = torch.ops.aten
 
-_INDEXING = (
-    "embedding gather index index_add index_copy index_fill index_put index_reduce index_select nll_loss2d_forward "
+_OF_ZEROS = (
+    "binary_cross_entropy embedding gather index index_add index_copy index_fill index_put index_reduce index_select nll_loss2d_forward "
     "nll_loss_forward put scatter scatter_add scatter_reduce searchsorted take"
 )
+"""Asked about with zeros, which are places that are there, and probabilities. The others are asked about with a large number."""
 _OTHERS = (
-    "__and__ __lshift__ __or__ __rshift__ _log_softmax _softmax addmm addmv addr baddbmm binary_cross_entropy bmm "
+    "__and__ __lshift__ __or__ __rshift__ _log_softmax _softmax addmm addmv addr baddbmm bmm "
     "bucketize cumprod cumsum dot elu_backward fill fix floor_divide glu hardsigmoid_backward hardswish hardswish_backward "
     "hardtanh_backward huber_loss leaky_relu_backward log_sigmoid_forward masked_fill mm mse_loss mv rsub "
     "smooth_l1_loss soft_margin_loss tril triu true_divide where"
 )
-_NAMED = {getattr(aten, name) for name in (_INDEXING + " " + _OTHERS).split()}
-_INDEXED = {getattr(aten, name) for name in _INDEXING.split()}
+_NAMED = {getattr(aten, name) for name in (_OF_ZEROS + " " + _OTHERS).split()}
+_ASKED_WITH_ZEROS = {getattr(aten, name) for name in _OF_ZEROS.split()}
 _FILLS = {aten.full: 1, aten.full_like: 1, aten.new_full: 2, aten.constant_pad_nd: 2, aten.scalar_tensor: 0}
 """Ops that write a number into new tensors -> which argument it is."""
 
@@ -77,7 +78,7 @@ def refusal(op: Any, args: Any, kwargs: Any, result: Any = None) -> str | None:
         place = _FILLS[op.overloadpacket]
         value = args[place] if len(args) > place else kwargs.get("value", kwargs.get("fill_value", 0))
         op, args, kwargs = aten.fill.Scalar, (result, value), {}
-    number = 0 if op.overloadpacket in _INDEXED else 100
+    number = 0 if op.overloadpacket in _ASKED_WITH_ZEROS else 100
     most = 1 if op.overloadpacket is aten.put else 2  # its operands have as many elements, in any shapes
     leaves, tree = pytree.tree_flatten((args, kwargs))
     small = tuple([_small(x, number, most) for x in leaves])

@@ -92,6 +92,11 @@ def test_targets_of_other_types():
     matches(lambda x, t: F.cross_entropy(x, t), torch.randn(3, 4), target)
 
 
+def test_probabilities_are_some():
+    p = torch.rand(3, 4)
+    matches(lambda p, t: F.binary_cross_entropy(p, t), p, p.round())
+
+
 def test_places_that_operands_name_are_there():
     x = torch.randn(3, 7)
     matches(lambda x, y: torch.searchsorted(x, y, sorter=x.argsort(), right=True), x, torch.randn(3, 2), aten=True)
