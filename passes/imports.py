@@ -19,19 +19,15 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-_OTHERS = tuple(
-    {
-        str(Path(path).resolve())
-        for path in (
-            *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-            *site.getsitepackages(),
-            site.getusersitepackages(),
-        )
-    }
-)
-"""Where Python's modules and the installed packages lie."""
-
-_OURS = str(Path(__file__).resolve().parents[1])
+_OTHERS = [
+    Path(path).resolve()
+    for path in (
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    )
+] + [Path(__file__).resolve().parents[1]]
+"""Where Python's modules, the installed packages and mlirc lie."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +75,16 @@ class _Finder(MetaPathFinder, InspectLoader):
 
 
 def serve(modules: Iterable[OwnModule]) -> None:
-    """From now on `import` gives these modules as they were read, also where it has given others of their names before."""
-    sys.meta_path[:] = [_Finder(modules), *(f for f in sys.meta_path if not isinstance(f, _Finder))]
-    for module in modules:
-        sys.modules.pop(module.name, None)
+    """From now on `import` gives these modules as they were read, and no others that were served before.
+
+    What the program has imported itself stays as it is: a second copy would have other classes.
+    """
+    new = _Finder(modules)
+    for old in [f for f in sys.meta_path if isinstance(f, _Finder)]:
+        sys.meta_path.remove(old)
+        for name in old.modules if old.modules != new.modules else ():
+            sys.modules.pop(name, None)
+    sys.meta_path.insert(0, new)
 
 
 def _imported(source: str) -> Iterator[str]:
@@ -104,11 +106,15 @@ def _files(name: str) -> Iterator[tuple[str, Path]]:
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return
     file = Path(spec.origin).resolve()
-    if str(file).startswith((*_OTHERS, _OURS)):
+    if not _is_own(file):
         return
     if not spec.submodule_search_locations:
         yield name, file
         return
-    for path in sorted(file.parent.rglob("*.py")):
+    for path in filter(_is_own, sorted(file.parent.rglob("*.py"))):
         parts = path.relative_to(file.parent).with_suffix("").parts
         yield ".".join((name, *(parts[:-1] if parts[-1] == "__init__" else parts))), path
+
+
+def _is_own(file: Path) -> bool:
+    return not any(file.is_relative_to(folder) for folder in _OTHERS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from click.testing import CliRunner
 import mlirc
 from mlirc import CompileError
 from mlirc.cli import main
+from mlirc.passes import imports
 from mlirc.passes.registry import graph_stages, kernel_stages, load, read_files
 
 README = (Path(mlirc.__file__).parent / "README.md").read_text()
@@ -153,6 +156,28 @@ def test_a_changed_module_that_a_file_imports_is_a_cache_miss(tmp_path, cache_di
     assert len(list(cache_dir.iterdir())) == 2
     (file,) = read_files([own])
     assert [m.name for m in file.modules] == ["rewrites", "rewrites.choice"]
+
+
+def test_which_modules_are_the_user_s(tmp_path, monkeypatch):
+    """Also one in a folder whose name begins like that of the package; not what is installed inside of a package of theirs."""
+    installed = tmp_path / "project" / "site-packages"
+    ours = tmp_path / "mlirc"
+    monkeypatch.setattr(imports, "_OTHERS", [*imports._OTHERS, installed, ours])
+    for path in ("mlirc_rules/one.py", "mlirc/two.py", "project/__init__.py", "project/site-packages/three.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("")
+    for folder in (tmp_path, ours, tmp_path / "mlirc_rules"):
+        monkeypatch.syspath_prepend(folder)
+    assert [m.name for m in imports.own_modules("import one, two, project, torch, re")] == ["one", "project"]
+
+
+def test_modules_that_the_program_has_imported_stay(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    (tmp_path / "my_rules_kept.py").write_text("class Rule: pass\n")
+    before = importlib.import_module("my_rules_kept")
+    imports.serve(imports.own_modules("import my_rules_kept"))
+    assert importlib.import_module("my_rules_kept") is before
 
 
 def test_a_file_that_leaves_kernels_alone_shares_their_cache(tmp_path):
