@@ -24,6 +24,11 @@ INVALID = (NameError, RuntimeError, IndexError, ValueError, TypeError, Attribute
 """What a line may raise that makes no sense."""
 
 
+def alike(tensors: Sequence[torch.Tensor]) -> bool:
+    """Of one type and with as many dims: what a value is in each set of sizes."""
+    return len({(t.dtype, t.dim()) for t in tensors}) == 1
+
+
 class Value:
     """A tensor of the program: its name, and what it is in each set of sizes."""
 
@@ -113,6 +118,8 @@ class Program:
             if self.grad and x.is_floating_point() and x._base is None:
                 x.requires_grad_()
             made.append(x)
+        if not alike(made):
+            return False
         for env, x in zip(self.envs, made):
             env[name] = x
         self.inputs.append((name, expression))
@@ -145,7 +152,7 @@ class Program:
                 made[-1].requires_grad_(w.parameter and self.grad)
         except INVALID:
             made = []
-        if not made or not all(self._acceptable(x) for x in made):
+        if not made or not all(self._acceptable(x) for x in made) or not alike(made):
             for env in self.envs:
                 if hasattr(env["m"], w.name):
                     delattr(env["m"], w.name)
@@ -170,7 +177,7 @@ class Program:
             if len(parts) != names or not all(self._acceptable(p) for p in parts):
                 return False
             made.append(parts)
-        if any(len({parts[i].dtype for parts in made}) > 1 or len({parts[i].dim() for parts in made}) > 1 for i in range(names)):
+        if not all(map(alike, zip(*made))):
             return False
         for env, parts in zip(self.envs, made):
             env.update(zip(targets, parts))
@@ -187,7 +194,8 @@ class Program:
             for env in self.envs:
                 self._run(exec, statement, env)
             good = shapes == [env[w.name].shape for w in self.weights for env in self.envs]
-            good &= all(self._acceptable(t) for v in self.values for t in v.tensors)
+            # squeeze_ may drop a dim in one set of sizes only.
+            good &= all(self._acceptable(t) for v in self.values for t in v.tensors) and all(alike(v.tensors) for v in self.values)
             good &= not any(((x != was) & (was == was)).any() for x, was in shared)
             # What a buffer keeps is no part of the next call's gradients.
             good &= not any(env[w.name].requires_grad for w in self.weights if not w.parameter for env in self.envs)

@@ -9,6 +9,7 @@ from mlirc.tests.fuzz.__main__ import main
 from mlirc.tests.fuzz.chunk import run_chunk
 from mlirc.tests.fuzz.executor import Failure
 from mlirc.tests.fuzz.grammar import PARTS
+from mlirc.tests.fuzz.program import Program
 
 
 class Eager:
@@ -40,6 +41,17 @@ def test_programs_run_in_eager_mode_and_seeds_repeat():
     assert first.failure is None and first.ok >= 20
     run_chunk(3, 40, b)
     assert a.sources == b.sources
+
+
+def test_values_have_as_many_dims_in_each_set_of_sizes():
+    p = Program(sizes=[(3,), (1,)], dynamic=True)
+    assert not p.add_input("tensor((n0, 2), torch.float32, 0).squeeze()")
+    assert p.add_input("tensor((n0, 2), torch.float32, 0)")
+    assert not p.add("x0.squeeze()") and p.add("x0 * 1")
+    assert not p.change("v0.squeeze_()") and not p.change("v0.unsqueeze_(0).squeeze_()")
+    assert [v.size(0) for v in p.values] == [1, 1]  # as they were
+    assert p.change("v0.unsqueeze_(0)") and [v.dim for v in p.values] == [2, 3]
+    assert not p.change("v0.squeeze_(1)") and p.lines == ["v0 = x0 * 1", "v0.unsqueeze_(0)"]
 
 
 @pytest.mark.parametrize("part", PARTS)
