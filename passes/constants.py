@@ -50,7 +50,8 @@ def find_constants(ops: list[ir.Operation], weights: set[ir.Value]) -> tuple[set
     constant: set[ir.Operation] = set()
     apart: set[ir.Operation] = set()
     for op in ops:
-        if st.kind(op) in ("view", "aux", "return"):
+        # ATen is called every time.
+        if st.kind(op) in ("view", "aux", "call", "return"):
             continue
         reads = st.tensors_read(op)
         makers = [maker(v) for v in reads]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from mlirc.frontend.report import listening
 from mlirc.passes.constants import lay_out_constants
@@ -50,6 +51,31 @@ def test_a_gather_of_weights_that_is_read_transposed():
 @pytest.mark.parametrize("weights, view", [(": 1", True), ("", True), (": 1, 2", False)])
 def test_nothing_else_is_copied(weights, view):
     check(text(weights, view), lay_out_constants, "CHECK-COUNT-2: linalg.generic\nCHECK-NOT: linalg.generic")
+
+
+def test_what_aten_is_called_for_in_every_call():
+    """Calls are no constants: neither those without results nor what is made from theirs."""
+    call = f"%called = func.call @op(%index) : ({INDEX}) -> {INDEX}\nfunc.call @check(%index) : ({INDEX}) -> ()\n"
+    functions = f"func.func private @op({INDEX}) -> {INDEX}\nfunc.func private @check({INDEX})\n"
+    program = functions + text(": 1, 2").replace("%e = ", call + "%e = ", 1).replace("ins(%index :", "ins(%called :", 1)
+    check(program, lay_out_constants, "CHECK: call @check\nCHECK-COUNT-2: linalg.generic\nCHECK-NOT: linalg.generic")
+
+
+def test_assertions_about_weights():
+    class Chosen(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.randn(5, 3))
+
+        def forward(self, x):
+            return x * F.one_hot(self.w.argmax(0), 5)
+
+    model, x = Chosen(), torch.randn(3, 5)
+    compiled = torch.compile(model, backend="mlirc", options={"strict": True})
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), model(x))
+            model.w.neg_()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
