@@ -23,7 +23,7 @@ INT = arith.CmpIPredicate
 
 @lowers(aten.flip.default, prims.rev.default)
 def flip(b: GraphBuilder, node: Any, x: T, dims: Sequence[int]) -> T:
-    dims = [d % x.rank for d in dims]
+    dims = [d % x.rank for d in dims] if x.rank else []  # numbers in tensors have a dim 0, too
 
     def body(at: list[ir.Value]) -> ir.Value:
         for d in dims:
