@@ -165,7 +165,7 @@ def _kernels(gm: Any) -> list[_Kernel]:
             module = ir.Module.parse(k.text)
             kind = KernelFunction(st.operation(module.body.operations[0])).domain.kind
             calls = max(callees.count(k.name), 1)
-            if kind in ("contraction", "convolution") or "_pack_" in k.name:
+            if kind in ("contraction", "convolution", "group") or "_pack_" in k.name:
                 continue
             chosen = {n for n in k.origins[: len(k.origins) // calls] if n in nodes and nodes[n].op == "call_function"}
             # What is left of a product in kernels of its own (padding, the scores of attention) is no group.
@@ -306,6 +306,8 @@ def _of_the_model(group: Group) -> tuple[tuple[int, int, int] | None, Any]:
         load_for(group.text)
         module = ir.Module.parse(group.text)
         kernel = KernelFunction(st.operation(module.body.operations[0]))
+        if kernel.domain.anchor is not None and kernel.domain.anchor.name == "mlirc.segments":
+            return None, None  # where its updates go comes from another kernel: both are timed
         strides = [*(kernel.strides.get(v) for v in kernel.arguments), *kernel.result_strides]
         for v, steps in zip((*kernel.arguments, *kernel.results), strides):
             sizes = kernel.shapes.of(v) if steps is not None else ()

@@ -9,6 +9,13 @@ belongs to a point of the updates (index tensors have one type). `combine` is th
 the update, or "set". An update whose index is out of range is dropped and sets the kernel's status. The kernel writes into
 the memory of %init (see `passes.in_place`).
 
+    %order, %ends = "mlirc.group"(%rows, %space)
+    %r = "mlirc.segments"(%init, %updates, %order, %ends) {combine, index_map, target: as above}
+
+The same, with the updates of each row together: %order has the numbers of the updates by row, in their order within it, and those of row r end
+at %ends[r], where those of row r + 1 begin. %space says how many rows there are. An index out of range sets the status, and no row
+has updates then.
+
     %s = "mlirc.scan"(%x) {combine = "arith.addf", dim = 1}
 
 running totals along `dim`, computed in %x's element type and rounded to that of the result.
@@ -38,6 +45,24 @@ class ScatterOp(Mlirc.Operation, name="scatter"):  # type: ignore[call-arg, name
     index_map: Any
     combine: Any
     result: ext.Result[Any]
+
+
+class SegmentsOp(Mlirc.Operation, name="segments"):  # type: ignore[call-arg, name-defined]
+    init: ext.Operand[Any]
+    updates: ext.Operand[Any]
+    order: ext.Operand[Any]
+    ends: ext.Operand[Any]
+    target: Any
+    index_map: Any
+    combine: Any
+    result: ext.Result[Any]
+
+
+class GroupOp(Mlirc.Operation, name="group"):  # type: ignore[call-arg, name-defined]
+    index: ext.Operand[Any]
+    space: ext.Operand[Any]
+    order: ext.Result[Any]
+    ends: ext.Result[Any]
 
 
 class ScanOp(Mlirc.Operation, name="scan"):  # type: ignore[call-arg, name-defined]
@@ -108,6 +133,30 @@ def scatter(
         ir.StringAttr.get(combine),
         result=init.type,
     ).result
+
+
+def group(index: ir.Value, space: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The order of updates by the row that `index` (rank 1, any integer type) names, and where those of each row end; both i64.
+
+    `space` is a tensor with an element for each row.
+    """
+    load()
+    i64 = ir.IntegerType.get_signless(64)
+    kinds = [ir.RankedTensorType.get(list(v.type.shape), i64) for v in (index, space)]
+    op = GroupOp(index, space, order=kinds[0], ends=kinds[1])
+    return op.order, op.ends
+
+
+def grouped(scatter: ir.Operation, order: ir.Value, ends: ir.Value) -> ir.Value:
+    """What a scatter makes, from updates in the order that `group` gives."""
+    load()
+    fields = (scatter.attributes[name] for name in ("target", "index_map", "combine"))
+    return SegmentsOp(*scatter.operands[:2], order, ends, *fields, result=scatter.results[0].type).result
+
+
+def indices(op: ir.Operation) -> list[ir.Value]:
+    """The index tensors of a scatter; none if its updates are grouped."""
+    return list(op.operands)[2:] if op.name == "mlirc.scatter" else []
 
 
 def scan(x: ir.Value, dim: int, combine: str, element: ir.Type) -> ir.Value:

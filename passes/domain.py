@@ -11,6 +11,7 @@ classes, everything that it stores runs over the same space:
                   contractions that `passes.siblings` found to read the same rows, and of each stored value the sibling's classes
     concat        one tensor.concat of elementwise or padded values
     scatter       one scatter of elementwise values; its loops are those of the updates
+    group         the order of a scatter's updates, from elementwise values
     scan          one scan of an elementwise value
 
 The fusion pass asks whether a set is valid; the vectorizer takes the same classes as its loops.
@@ -60,8 +61,10 @@ def result_loops(op: ir.Operation, position: int = 0) -> list[int | None]:
     """The loop that walks over each dim of a result."""
     if op.name == "linalg.generic":
         return st.map_dims(st.maps(op)[len(op.operands) - len(op.results) + position])
-    if op.name == "mlirc.scatter":
+    if st.kind(op) == "scatter":
         return [None if t < 0 else t for t in own.target(op)]
+    if op.name == "mlirc.group":
+        return [None] if position else [0]
     return list(range(len(st.shape(op.results[position]))))
 
 
@@ -69,7 +72,7 @@ def result_loops(op: ir.Operation, position: int = 0) -> list[int | None]:
 def loop_count(op: ir.Operation) -> int:
     if op.name == "linalg.generic":
         return len(st.iterators(op))
-    return len(st.shape(op.operands[1] if op.name == "mlirc.scatter" else op.results[0]))
+    return len(st.shape(op.operands[1] if st.kind(op) == "scatter" else op.results[0]))
 
 
 @st.remembered
@@ -79,12 +82,12 @@ def operand_loops(op: ir.Operation) -> list[tuple[ir.Value, list[int | None]]]:
         return list(zip(st.inputs(op), [st.map_dims(m) for m in st.maps(op)]))
     if op.name == "tensor.concat":
         return [(v, list(range(len(st.shape(v))))) for v in op.operands]
-    if op.name == "mlirc.scan":
+    if op.name in ("mlirc.scan", "mlirc.group"):
         return [(op.operands[0], list(range(len(st.shape(op.operands[0])))))]
-    if op.name == "mlirc.scatter":
-        init, updates, *indices = op.operands
+    if st.kind(op) == "scatter":
+        init, updates, *others = op.operands
         walked: list[tuple[ir.Value, list[int | None]]] = [(updates, list(range(len(st.shape(updates)))))]
-        walked += [(v, st.map_dims(own.index_map(op))) for v in indices]
+        walked += [(v, st.map_dims(own.index_map(op)) if own.indices(op) else [None]) for v in others]
         return [(init, [None] * len(st.shape(init))), *walked]
     return [(v, [None] * len(st.shape(v))) for v in st.inputs(op)]
 
@@ -139,7 +142,7 @@ def _analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st
     inside = set(ops)
     real = [op for op in ops if st.kind(op) not in ("view", "aux")]
     anchors = [op for op in real if st.kind(op) in ("contraction", "convolution")]
-    special = [op for op in real if st.kind(op) in ("concat", "scatter", "scan")]
+    special = [op for op in real if st.kind(op) in ("concat", "scatter", "group", "scan")]
     reductions = [op for op in real if st.kind(op) == "reduction"]
     if len(anchors) + len(special) > 1 and (special or not st.siblings(anchors)):
         raise Never("two anchors")
@@ -286,7 +289,7 @@ def _rows(domain: Domain, roots: Sequence[ir.Operation]) -> Domain:
 def loop_sizes(op: ir.Operation, shapes: st.Shapes) -> list[Hashable]:
     """The size of each loop of an op."""
     if op.name != "linalg.generic":
-        return shapes.of(op.operands[1] if op.name == "mlirc.scatter" else op.results[0])
+        return shapes.of(op.operands[1] if st.kind(op) == "scatter" else op.results[0])
     out: list[Hashable] = [None] * len(st.iterators(op))
     for value, m in zip(op.operands, st.maps(op)):
         for size, loop in zip(shapes.of(value), st.map_dims(m)):

@@ -72,8 +72,8 @@ def is_tensor(value: ir.Value) -> bool:
 
 @remembered
 def kind(op: ir.Operation) -> str:
-    """`view`, `elementwise`, `reduction`, `contraction`, `convolution`, `pad`, `concat`, `scatter`, `scan`, `call`, `return`
-    or `aux`."""
+    """`view`, `elementwise`, `reduction`, `contraction`, `convolution`, `pad`, `concat`, `scatter`, `group`, `scan`, `call`,
+    `return` or `aux`."""
     name = op.name
     if name in VIEWS:
         return "view"
@@ -88,6 +88,8 @@ _KINDS = {
     "tensor.pad": "pad",
     "tensor.concat": "concat",
     "mlirc.scatter": "scatter",
+    "mlirc.segments": "scatter",
+    "mlirc.group": "group",
     "mlirc.scan": "scan",
     "func.call": "call",
     "func.return": "return",
@@ -246,8 +248,10 @@ class Shapes:
                 return self.of(op.operands[len(op.operands) - 1])
             case "linalg.generic":
                 return self.of(op.operands[len(op.operands) - len(op.results) + position])
-            case "tensor.cast" | "mlirc.scatter" | "mlirc.scan":
+            case "tensor.cast" | "mlirc.scatter" | "mlirc.segments" | "mlirc.scan":
                 return self.of(op.operands[0])
+            case "mlirc.group":
+                return self.of(op.operands[position])
             case "tensor.expand_shape":
                 return fill(list(op.operands)[1:])
             case "tensor.collapse_shape":

@@ -12,7 +12,7 @@ from ...dialects.mlir import ir
 from .adjust import MODEL, Adjustment, Pin, adjusted, parse_pins, pinned
 from .contractions import ContractionStrategy, contraction, pack_shape
 from .loops import LANE_CHUNK, LoopStrategy, loops, transposes
-from .scatter import scan, scatter
+from .scatter import group, scan, scatter, why_in_order
 from .stage import staged
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def select_strategy(kernel: KernelFunction, target: Target) -> Strategy:
         return contraction(kernel, target)
     if kernel.domain.kind == "scatter":
         return scatter(kernel, target)
+    if kernel.domain.kind == "group":
+        return group(kernel, target)
     if kernel.domain.kind == "scan":
         return scan(kernel, target)
     return loops(kernel, target)
@@ -65,5 +67,6 @@ __all__ = [
     "select_strategy",
     "staged",
     "transposes",
+    "why_in_order",
     "write_strategy",
 ]

@@ -19,6 +19,8 @@ def scatter(kernel: KernelFunction, target: Target) -> LoopStrategy:
     """Threads and lanes share what no two updates can collide in; lanes only where the result is contiguous."""
     op, d = kernel.domain.anchor, kernel.domain
     assert op is not None
+    if not own.indices(op):
+        return _segments(kernel, target)
     steps, sizes = _stored_steps(kernel), list(d.sizes)
     merged: dict[int, int] = {}
     free = [c for t in own.free_loops(op) if (c := d.loops[op][t]) is not None]
@@ -37,6 +39,59 @@ def scatter(kernel: KernelFunction, target: Target) -> LoopStrategy:
     work = ops * product(serial, sizes) * width
     why = {"unroll": f"about {ops} ops for an element", "lane": "the result is contiguous along it, and no two updates collide"}
     return LoopStrategy(n, unroll, lane, parallel, serial, [], merged, grain=grain(work), kind=d.kind, why=why_lanes(target) | why_grain(work) | why)
+
+
+def _segments(kernel: KernelFunction, target: Target) -> LoopStrategy:
+    """Threads share the rows of the result; a block of a row stays in registers while its updates are read."""
+    op, d = kernel.domain.anchor, kernel.domain
+    assert op is not None
+    steps, sizes = _stored_steps(kernel), list(d.sizes)
+    merged: dict[int, int] = {}
+    free = merge([c for t in own.free_loops(op) if (c := d.loops[op][t]) is not None], kernel.accesses, sizes, merged)
+    (ordered,) = [c for t, c in enumerate(d.loops[op]) if t not in own.free_loops(op) and c is not None]
+    lane = next(c for c in free if steps.get(c) == 1)
+    n, ops = lanes(kernel, target), 4 + body_ops(kernel)
+    vectors = -(-known(sizes[lane]) // n)
+    # Half of the registers for sums, fewer where the updates take registers to compute.
+    most = max(1, target.vector_registers // 2 * 4 // ops)
+    unroll = -(-vectors // -(-vectors // most))
+    rows = kernel.shapes.of(op.results[0])[own.target(op).index(-1)]
+    updates = -(-known(sizes[ordered]) // max(known(rows), 1))
+    serial = [c for c in free if c != lane]
+    work = ops * updates * product(free, sizes)
+    why = {
+        "unroll": f"{vectors} vectors to a row, and {target.vector_registers} registers",
+        "inner": "the updates of a row follow one another: its sums stay in registers, and no two threads write to one row",
+    }
+    return LoopStrategy(n, unroll, lane, [], serial, [ordered], merged, grain=grain(work), kind=d.kind, why=why_lanes(target) | why_grain(work) | why)
+
+
+def group(kernel: KernelFunction, target: Target) -> LoopStrategy:
+    """One thread: three walks over the indices, each a few cycles long for one of them."""
+    return LoopStrategy(lanes(kernel, target), 1, None, [], [], [], kind="group", why={"": "the place of an index depends on those before it"})
+
+
+NARROWEST = 64
+"""Bytes of a row from which on its updates are worth sorting: one takes 2 ns to sort, and that much less if it does not wait for memory."""
+
+
+def why_in_order(rows: int | None, updates: int | None, width: int | None, bits: int, target: Target) -> str | None:
+    """A reason to take the updates of a scatter one after the other, None if they had better be grouped by row.
+
+    `rows` of the result, each with `width` elements of so many `bits`; None for a symbol. One after the other, an update waits for the
+    row that it reads and for the one that it changes, neither of which is in cache; grouped, rows are read and written once, in order.
+    """
+    if updates == 1:
+        return "one update"
+    if width is None:
+        return "rows whose length is a symbol"
+    if width * bits // 8 < NARROWEST:
+        return f"rows of {width} elements are updated faster than sorted"
+    if rows is not None and rows * width * bits // 8 <= target.caches.second // 2:
+        return f"{rows * width * bits >> 13} KB of result stay in cache"
+    if rows is not None and updates is not None and updates < rows // 2:
+        return f"{updates} updates leave most of {rows} rows alone"
+    return None
 
 
 def scan(kernel: KernelFunction, target: Target) -> LoopStrategy:

@@ -14,10 +14,12 @@ from .concat import vectorize_concat
 from .contraction import vectorize_contraction
 from .deep import vectorize_deep
 from .dot import vectorize_dot
+from .group import vectorize_group
 from .kernel import KernelFunction
 from .loops import vectorize_loops
 from .scan import vectorize_scan
 from .scatter import vectorize_scatter
+from .segments import vectorize_segments
 from .siblings import vectorize_siblings
 from .split import vectorize_split
 from .tiles import vectorize_tiles
@@ -50,7 +52,11 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
             return vectorize_concat(kernel, strategy, symbol)
         case "scatter":
             assert isinstance(strategy, LoopStrategy)
-            return vectorize_scatter(kernel, strategy, symbol)
+            build_scatter = vectorize_segments if strategy.inner else vectorize_scatter
+            return build_scatter(kernel, strategy, symbol)
+        case "group":
+            assert isinstance(strategy, LoopStrategy)
+            return vectorize_group(kernel, strategy, symbol)
         case "scan":
             assert isinstance(strategy, LoopStrategy)
             return vectorize_scan(kernel, strategy, symbol)

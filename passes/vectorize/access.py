@@ -86,8 +86,10 @@ def read_at(domain: Domain, strides: dict[ir.Value, Sequence[object]], value: ir
 
 
 def result_forms(op: ir.Operation, loops: Sequence[Form], value: ir.Value) -> list[Form]:
-    if op.name == "mlirc.scatter":
+    if st.kind(op) == "scatter":
         return [None if t < 0 else loops[t] for t in own.target(op)]
+    if op.name == "mlirc.group":
+        return [None] if value == op.results[1] else list(loops)
     if op.name != "linalg.generic":
         return list(loops)
     m = st.maps(op)[len(op.operands) - len(op.results) + list(op.results).index(value)]
@@ -130,14 +132,13 @@ class _Walker:
 
     def read(self, op: ir.Operation, loops: Sequence[Form]) -> None:
         """The accesses of one op whose loops move as said."""
-        if op.name in ("tensor.concat", "mlirc.scan"):
-            for v in op.operands:
+        if op.name in ("tensor.concat", "mlirc.scan", "mlirc.group"):
+            for v in op.operands[:1] if op.name == "mlirc.group" else op.operands:
                 self._value(v, list(loops), op)
             return
-        if op.name == "mlirc.scatter":
-            _, updates, *indices = op.operands
-            self._value(updates, list(loops), op)
-            for v in indices:
+        if st.kind(op) == "scatter":
+            self._value(op.operands[1], list(loops), op)
+            for v in own.indices(op):
                 self._value(v, [affine_form(e, loops) for e in own.index_map(op).results], op)
             return
         if op.name != "linalg.generic":

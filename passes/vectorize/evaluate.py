@@ -127,12 +127,22 @@ class Evaluator:
         self.known: dict[ir.Value, Lookup] = {}
         self.mask: ir.Value | None = None
         self.tile: Tile | None = None
+        self._fetching = False
 
     # Values
 
     def value(self, t: ir.Value, point: Point) -> ir.Value:
         """The element of tensor `t` at `point`: a scalar if the point is uniform in all lanes, else a vector."""
         return self.math.once(("value", t, point, self.mask), lambda: self._value(t, point))
+
+    def prefetch(self, t: ir.Value, point: Point) -> None:
+        """Ask for the memory that `value` at this point will load along the lanes. What it loads for all of them (where a row is) is
+        loaded for it."""
+        self._fetching = True
+        self.math.enter()
+        self.value(t, point)
+        self.math.leave()
+        self._fetching = False
 
     def _value(self, t: ir.Value, point: Point) -> ir.Value:
         if t in self.known:
@@ -291,6 +301,8 @@ class Evaluator:
 
     def check(self, ok: ir.Value, message: str) -> None:
         """Set the status word if a lane inside the bounds violates the condition; `message` begins with the error's name."""
+        if self._fetching:  # it is checked when it is loaded
+            return
         code = {"IndexError": 1, "ZeroDivisionError": 2}.get(message.split(":")[0], 3)
         if isinstance(ok.type, ir.VectorType):
             if self.mask is not None:
@@ -431,6 +443,9 @@ class Evaluator:
         kind = m.vector_type(place.storage)
         if at.vector is None and at.stride == 1:
             base = [m.value(at.base)]
+            if self._fetching:
+                memref.prefetch(place.buffer, base, False, 3, True)
+                return self._from_storage(builders.constant(kind, 0), place)
             if self.mask is None:
                 return self._from_storage(vector.load(kind, place.buffer, base), place)
             zero = builders.constant(kind, 0)

@@ -35,7 +35,7 @@ class _Scatter:
         self.s = strategy
         assert kernel.domain.anchor is not None
         self.op = kernel.domain.anchor
-        _, self.updates, *self.indices = self.op.operands
+        self.updates, self.indices = self.op.operands[1], own.indices(self.op)
         self.index_loops = st.map_dims(own.index_map(self.op))
         self.target = own.target(self.op)
         self.combine = own.combine(self.op)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mlirc.dialects.mlir import ir
+from mlirc.dialects.own import load_for
 from mlirc.driver import compile_kernel
 from mlirc.lowering.target import Target
 from mlirc.passes import structure as st
@@ -32,6 +33,7 @@ def strategy(text: str, target: str | Target = "x86-64-v4") -> Strategy:
     """What is decided for a kernel."""
     target = target if isinstance(target, Target) else Target.parse(target)
     with ir.Context(), ir.Location.unknown():
+        load_for(text)
         module = ir.Module.parse(text)
         return select_strategy(KernelFunction(st.operation(module.body.operations[0])), target)
 

@@ -1,0 +1,245 @@
+"""Updates of rows, grouped by row: which, how, and that they are as right as one after the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import mlirc
+from mlirc.dialects import own
+from mlirc.dialects.mlir import ir
+from mlirc.driver import find_main
+from mlirc.lowering.target import Target
+from mlirc.passes.group_updates import group_updates
+from mlirc.passes.strategy import why_in_order
+from mlirc.tests.frontend.compare import compare, kernels, left_to_aten
+from mlirc.tests.lowering.test_to_llvm import filecheck
+from mlirc.tests.passes.vectorize.kernels import kernel, stages, strategy
+
+ZEN = Target.parse("znver4")
+ROWS, UPDATES = 5000, 9000
+
+
+def scatter(result: str, update: str, rows: str = "%i", combine: str = "arith.addf", target: str = "-1, 1", updates: int = UPDATES) -> str:
+    kind = f"tensor<{ROWS}x64xf32>"
+    return (
+        f'{result} = "mlirc.scatter"(%x, {update}, {rows}) {{combine = "{combine}", index_map = affine_map<(d0, d1) -> (d0)>, '
+        f"target = array<i64: {target}>, operandSegmentSizes = array<i32: 1, 1, 1>}} : "
+        f"({kind}, tensor<{updates}x64xf32>, tensor<{updates}xi64>) -> {kind}\n"
+    )
+
+
+def grouped(body: str, results: str = "%r") -> str:
+    """`body` with %x, %u, %i and %j, after the pass."""
+    kinds = ", ".join([f"tensor<{ROWS}x64xf32>"] * (results.count(",") + 1))
+    arguments = f"%x: tensor<{ROWS}x64xf32>, %u: tensor<{UPDATES}x64xf32>, %i: tensor<{UPDATES}xi64>, %j: tensor<{UPDATES}xi64>"
+    text = f"func.func @main({arguments}) -> ({kinds}) {{\n{body}return {results} : {kinds}\n}}"
+    with ir.Context(), ir.Location.unknown():
+        own.load_for(text)
+        module = ir.Module.parse(text)
+        group_updates(find_main(module), ZEN)
+        module.operation.verify()
+        return str(module)
+
+
+def test_a_scatter_becomes_a_grouping_and_its_segments():
+    filecheck(grouped(scatter("%r", "%u")), f"""
+        CHECK: %[[SPACE:.*]] = tensor.empty() : tensor<{ROWS}xi64>
+        CHECK: %[[GROUP:.*]]:2 = "mlirc.group"(%{{{{.*}}}}, %[[SPACE]])
+        CHECK: "mlirc.segments"(%{{{{.*}}}}, %{{{{.*}}}}, %[[GROUP]]#0, %[[GROUP]]#1) {{combine = "arith.addf"
+        CHECK-NOT: mlirc.scatter
+    """)
+
+
+def test_the_same_index_is_grouped_once():
+    text = grouped(scatter("%r", "%u") + scatter("%s", "%u", combine="arith.mulf") + scatter("%t", "%u", "%j"), "%r, %s, %t")
+    assert text.count("mlirc.group") == 2 and text.count("mlirc.segments") == 3
+
+
+def test_writes_are_made_in_order():
+    assert "mlirc.group" not in grouped(scatter("%r", "%u", combine="set"))
+
+
+@pytest.mark.parametrize(
+    "sizes,reason",
+    [
+        ((10000, 80000, 128, 32), None),
+        ((None, None, 128, 32), None),
+        ((10000, None, 16, 32), None),
+        ((10000, 80000, 15, 32), "rows of 15 elements are updated faster than sorted"),
+        ((10000, 80000, None, 32), "rows whose length is a symbol"),
+        ((64, 80000, 128, 32), "32 KB of result stay in cache"),
+        ((50000, 512, 768, 32), "512 updates leave most of 50000 rows alone"),
+        ((None, 1, 768, 32), "one update"),
+    ],
+)
+def test_reasons(sizes, reason):
+    assert why_in_order(*sizes, ZEN) == reason
+
+
+def test_the_reason_is_a_remark():
+    with ir.Context(), ir.Location.unknown():
+        body = scatter("%r", "%u").replace("x64xf32", "x8xf32")
+        own.load()
+        module = ir.Module.parse(
+            f"func.func @main(%x: tensor<{ROWS}x8xf32>, %u: tensor<{UPDATES}x8xf32>, %i: tensor<{UPDATES}xi64>) -> tensor<{ROWS}x8xf32> "
+            f"{{\n{body}return %r : tensor<{ROWS}x8xf32>\n}}"
+        )
+        group_updates(find_main(module), ZEN)
+        filecheck(str(module), 'CHECK: mlirc.in_order = "rows of 8 elements are updated faster than sorted"')
+
+
+# The kernels
+
+
+def segments(width: int, updates: str = "%u", body: str = "") -> str:
+    """The kernel of the segments, with `body` before it."""
+    kind = f"tensor<{ROWS}x{width}xf32>"
+    arguments = [("%x", kind), ("%u", f"tensor<{UPDATES}x{width}xf32>"), ("%o", f"tensor<{UPDATES}xi64>"), ("%e", f"tensor<{ROWS}xi64>")]
+    op = (
+        f'%r = "mlirc.segments"(%x, {updates}, %o, %e) {{combine = "arith.addf", index_map = affine_map<(d0, d1) -> (d0)>, '
+        f"target = array<i64: -1, 1>}} : ({kind}, tensor<{UPDATES}x{width}xf32>, tensor<{UPDATES}xi64>, tensor<{ROWS}xi64>) -> {kind}\n"
+    )
+    return kernel(arguments, body + op, [("%r", kind)], [[width, 1]])
+
+
+@pytest.mark.parametrize("target,sums", [("x86-64-v4", 8), ("x86-64-v3", 8)])
+def test_sums_stay_in_registers(target, sums):
+    """128 elements are 8 registers of 16, or twice 8 registers of 8: nothing is stored before all updates are added."""
+    text = stages(segments(128), target)["vector"]
+    inner = text[text.index("memref.prefetch") - 400 :]
+    body = inner[: inner.index("scf.yield")]
+    assert body.count("arith.addf") == sums and body.count("vector.load") == sums and "vector.store" not in body
+
+
+@pytest.mark.parametrize("width,unroll", [(16, 1), (100, 7), (128, 8), (256, 16), (272, 9), (1024, 16)])
+def test_blocks_of_a_row_are_alike(width, unroll):
+    chosen = strategy(segments(width), "x86-64-v4")
+    assert chosen.unroll == unroll and chosen.inner and not chosen.parallel
+
+
+def test_grouping():
+    """A result for each row that there is, in order within it; all or nothing."""
+    import numpy as np
+
+    from mlirc.tests.passes.vectorize.kernels import built
+
+    space = "%s = tensor.empty() : tensor<4xi64>\n"
+    op = '%o, %e = "mlirc.group"(%i, %s) : (tensor<7xi32>, tensor<4xi64>) -> (tensor<7xi64>, tensor<4xi64>)\n'
+    run = built(kernel([("%i", "tensor<7xi32>")], space + op, [("%o", "tensor<7xi64>"), ("%e", "tensor<4xi64>")], [[1], [1]]))
+    order, ends = np.full(7, -1), np.full(4, -1)
+    assert run(np.array([2, 0, 2, 3, 3, 2, 0], np.int32), order, ends) == 0
+    assert order.tolist() == [1, 6, 0, 2, 5, 3, 4] and ends.tolist() == [2, 2, 5, 7]
+    for bad in (4, -1, 1 << 30):
+        assert run(np.array([2, 0, 2, 3, bad, 2, 0], np.int32), order, ends) == 1
+        assert ends.tolist() == [0, 0, 0, 0]
+
+
+# Whole graphs
+
+
+def indices(n: int, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.randint(0, n, shape).to(dtype)
+
+
+def values(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.randint(-9, 9, shape).to(dtype)
+
+
+def check(f, *args, count: int = 3, **kwargs):  # noqa: ANN001, ANN003, ANN202
+    """The copy of what is added to, the grouping and its segments: `count` kernels."""
+    out = compare(f, *args, **kwargs)
+    assert not left_to_aten() and len(kernels()) == count, kernels()
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int8])
+def test_dtypes(dtype):
+    index = indices(3000, 3500, dtype=torch.int32)
+    count = 4 if dtype in (torch.bfloat16, torch.float16) else 3  # the sums are f32
+    check(lambda x, i, s: x.index_add(0, i, s), values(dtype, 3000, 520), index, values(dtype, 3500, 520), count=count)
+
+
+@pytest.mark.parametrize("target", ["host", "x86-64-v3"])
+@pytest.mark.parametrize("width", [200, 257, 400, 1031])
+def test_odd_rows(width, target):
+    rows = 3000
+    args = torch.randn(rows, width), indices(rows, 2000), torch.randn(2000, width)
+    check(lambda x, i, s: x.index_add(0, i, s, alpha=2), *args, options={"strict": True, "target": target})
+
+
+def test_along_an_inner_dim():
+    check(lambda x, i, s: x.index_add(1, i, s), torch.randn(3, 2000, 2, 70), indices(2000, 1500), torch.randn(3, 1500, 2, 70))
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin", "prod"])
+def test_reductions(reduce):
+    """NaN goes through, and what is no sum has its order too."""
+    source = torch.randn(4000, 130)
+    source[7, 5], source[9, 6] = float("nan"), float("inf")
+    check(lambda x, i, s: x.index_reduce(0, i, s, reduce), torch.randn(3000, 130), indices(3000, 4000), source)
+
+
+def test_sums_round_as_one_after_the_other():
+    """Also where one row has all updates, and with other threads."""
+    f = torch.compile(lambda x, i, s: x.index_add(0, i, s), backend="mlirc", options={"strict": True})
+    x, s = torch.randn(3000, 130), torch.randn(5000, 130)
+    threads = torch.get_num_threads()
+    try:
+        for index in (indices(3000, 5000), torch.full((5000,), 2999), torch.zeros(5000, dtype=torch.int64), torch.arange(5000) % 3000):
+            for n in (1, 2, 3):
+                torch.set_num_threads(n)
+                assert torch.equal(f(x, index, s), x.index_add(0, index, s))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_layers_share_a_grouping():
+    """Messages are gathered, weighted and added up in one kernel; clearing the sums and grouping are the others."""
+
+    def f(x, edges, w):
+        for _ in range(2):
+            x = torch.zeros_like(x).index_add(0, edges[1], x[edges[0]] * torch.sigmoid(w)[:, None])
+        return x
+
+    check(f, torch.randn(3000, 100), indices(3000, 2, 9000), torch.randn(9000))
+
+
+def test_symbolic_sizes():
+    """Of rows and of updates; none of them too."""
+    f = torch.compile(lambda x, i, s: x.index_add(0, i, s), backend="mlirc", options={"strict": True})
+    for rows, updates in ((50, 70), (3000, 2000), (2, 500), (7, 3)):
+        x, i, s = torch.randn(rows, 33), indices(rows, updates), torch.randn(updates, 33)
+        for t in (x, i, s):
+            torch._dynamo.mark_dynamic(t, 0)
+        assert torch.equal(f(x, i, s), x.index_add(0, i, s))
+    x = torch.randn(4, 33)
+    assert torch.equal(f(x, torch.zeros(0, dtype=torch.int64), torch.zeros(0, 33)), x)
+
+
+@pytest.mark.parametrize("bad", [-1, 3000])
+def test_nothing_is_written_if_an_index_is_out_of_range(bad):
+    def f(x, i, s):
+        x.index_add_(0, i, s)
+        return x.sum()
+
+    compiled = torch.compile(f, backend="mlirc", options={"strict": True})
+    x, i, s = torch.randn(3000, 130), indices(3000, 3000), torch.randn(3000, 130)
+    expected = x.index_add(0, i, s)
+    compiled(x, i, s)
+    assert torch.equal(x, expected)
+    i[1234] = bad
+    with pytest.raises(IndexError):
+        compiled(x, i, s)
+    assert torch.equal(x, expected)
+    # And if what is added cannot be gathered, it is as before: an error.
+    g = torch.compile(lambda x, i, j, s: x.index_add(0, i, s[j]), backend="mlirc", options={"strict": True})
+    good = indices(3000, 3000)
+    torch.testing.assert_close(g(x, good, good, s), x.index_add(0, good, s[good]))
+    with pytest.raises(IndexError):
+        g(x, good, torch.full((3000,), 3000), s)
+
+
+def test_the_reason_is_shown():
+    report = mlirc.explain(lambda x, i, s: x.index_add(0, i, s), torch.randn(3000, 130), indices(3000, 3000), torch.randn(3000, 130))
+    assert sum(len(graph.kernels) for graph in report.graphs) == 3
