@@ -356,7 +356,8 @@ class GraphBuilder:
 
     def slice(self, x: T, offsets: Sequence[Extent], shape: Sequence[Extent], steps: Sequence[int]) -> T:
         shape = tuple(normal(s) for s in shape)
-        if any(same(s, 0) for s in shape):
+        beyond = any(isinstance(at, int) and isinstance(n, int) and at >= n for at, n in zip(offsets, x.shape))
+        if beyond or any(same(s, 0) for s in shape):  # a slice that begins at the end is empty, even if its size is a symbol
             return self.full(shape, x.dtype, 0)
         value = builders.extract_slice(x.value, self.sizes(offsets), self.sizes(shape), list(steps))
         return T(value, shape, x.dtype)

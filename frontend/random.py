@@ -115,7 +115,8 @@ def random_from(x: torch.Tensor, low: Any, high: Any) -> Any:
 
 @_decomposes(aten.bernoulli.default)
 def bernoulli(probabilities: torch.Tensor) -> torch.Tensor:
-    return (_uniform(probabilities) < probabilities).to(probabilities.dtype)
+    # Row-major, whatever the layout of the probabilities.
+    return (_uniform(probabilities) < probabilities).to(probabilities.dtype, memory_format=torch.contiguous_format)
 
 
 @_decomposes(aten.bernoulli.p)

@@ -159,7 +159,7 @@ def ordered(ops: Sequence[ir.Operation]) -> dict[ir.Operation, ir.Operation]:
 def siblings(ops: Sequence[ir.Operation]) -> bool:
     """Whether these are several contractions that `passes.siblings` found to be one."""
     marks = [op.attributes["mlirc.siblings"] if "mlirc.siblings" in op.attributes else None for op in ops]
-    return len(ops) > 1 and marks[0] is not None and all(m == marks[0] for m in marks)
+    return len(ops) > 1 and marks[0] is not None and all(m is not None and m == marks[0] for m in marks)
 
 
 def body_ops(op: ir.Operation) -> list[ir.Operation]:

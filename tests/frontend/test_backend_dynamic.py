@@ -179,3 +179,15 @@ def test_factors_and_amounts_known_at_run_time():
     compiled = torch.compile(g, backend="mlirc", dynamic=True, options={"strict": True, "fallback": False})
     for a in (0.5, 0.0):
         compare(g, x, R(7, 9), a, compiled=compiled)
+
+
+def test_a_slice_that_begins_at_the_end():
+    """The last of two pieces of 3 rows has one row: a number. What is behind it has a symbol's size, and nothing in it."""
+
+    def f(x):
+        last = x.chunk(2, 0)[-1].clamp(-1, 0.5)
+        return last.reshape(-1) + 1, last[1:], last[1:] * 2
+
+    compiled = torch.compile(f, backend="mlirc", dynamic=True, options={"strict": True})
+    for n in (3, 4, 7, 2):
+        compare(f, torch.randn(n, 4), compiled=compiled)

@@ -242,6 +242,8 @@ def test_memory_order():
     x = torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     f = lambda x: (torch.rand_like(x), torch.randn_like(x), F.dropout(x + 1), torch.empty_like(x).bernoulli_())  # noqa: E731
     assert [y.stride() for y in compiled(f)(x)] == [x.stride()] * 4
+    f = lambda x: (torch.bernoulli(x), torch.bernoulli(x[:, 1:]))  # noqa: E731
+    assert [y.stride() for y in compiled(f)(x)] == [y.stride() for y in f(x)] == [(60, 20, 5, 1), (40, 20, 5, 1)]
 
 
 def test_option_aten():

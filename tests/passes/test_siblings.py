@@ -255,3 +255,13 @@ def test_caches_decide():
     small, large = (type(tiny)(**{**tiny.__dict__, "caches": Caches(second=n)}) for n in (1 << 14, 1 << 24))
     sizes = Sizes(1, [688, 688], 256, 16, True)
     assert why_apart(sizes, True, small) and why_apart(sizes, True, large) is None
+
+
+def test_beside_products_that_are_none():
+    """The layers of two recurrent networks meet in one kernel's question: some of the products there have siblings, others none."""
+
+    def f(x, a, b, c, d):
+        h = torch.rnn_tanh(x[None], x.new_zeros(1, 1, 3), [a, b], False, 1, 0.0, False, False, True)[1]
+        return h, torch.gru(b[None], x.new_zeros(1, 1, 3), [c, d], False, 1, 0.0, False, False, True)[0]
+
+    compare(f, torch.randn(2, 2), torch.randn(3, 2), torch.randn(3, 3), torch.randn(9, 3), torch.randn(9, 3))
