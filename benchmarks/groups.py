@@ -165,7 +165,7 @@ def _kernels(gm: Any) -> list[_Kernel]:
             module = ir.Module.parse(k.text)
             kind = KernelFunction(st.operation(module.body.operations[0])).domain.kind
             calls = max(callees.count(k.name), 1)
-            if kind in ("contraction", "convolution", "group") or "_pack_" in k.name:
+            if kind in ("contraction", "convolution", "bucket") or "_pack_" in k.name:
                 continue
             chosen = {n for n in k.origins[: len(k.origins) // calls] if n in nodes and nodes[n].op == "call_function"}
             # What is left of a product in kernels of its own (padding, the scores of attention) is no group.

@@ -9,7 +9,7 @@ belongs to a point of the updates (index tensors have one type). `combine` is th
 the update, or "set". An update whose index is out of range is dropped and sets the kernel's status. The kernel writes into
 the memory of %init (see `passes.in_place`).
 
-    %order, %ends = "mlirc.group"(%rows, %space)
+    %order, %ends = "mlirc.bucket"(%rows, %space)
     %r = "mlirc.segments"(%init, %updates, %order, %ends) {combine, index_map, target: as above}
 
 The same, with the updates of each row together: %order has the numbers of the updates by row, in their order within it, and those of row r end
@@ -58,7 +58,7 @@ class SegmentsOp(Mlirc.Operation, name="segments"):  # type: ignore[call-arg, na
     result: ext.Result[Any]
 
 
-class GroupOp(Mlirc.Operation, name="group"):  # type: ignore[call-arg, name-defined]
+class BucketOp(Mlirc.Operation, name="bucket"):  # type: ignore[call-arg, name-defined]
     index: ext.Operand[Any]
     space: ext.Operand[Any]
     order: ext.Result[Any]
@@ -135,7 +135,7 @@ def scatter(
     ).result
 
 
-def group(index: ir.Value, space: ir.Value) -> tuple[ir.Value, ir.Value]:
+def bucket(index: ir.Value, space: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The order of updates by the row that `index` (rank 1, any integer type) names, and where those of each row end; both i64.
 
     `space` is a tensor with an element for each row.
@@ -143,19 +143,19 @@ def group(index: ir.Value, space: ir.Value) -> tuple[ir.Value, ir.Value]:
     load()
     i64 = ir.IntegerType.get_signless(64)
     kinds = [ir.RankedTensorType.get(list(v.type.shape), i64) for v in (index, space)]
-    op = GroupOp(index, space, order=kinds[0], ends=kinds[1])
+    op = BucketOp(index, space, order=kinds[0], ends=kinds[1])
     return op.order, op.ends
 
 
-def grouped(scatter: ir.Operation, order: ir.Value, ends: ir.Value) -> ir.Value:
-    """What a scatter makes, from updates in the order that `group` gives."""
+def segments(scatter: ir.Operation, order: ir.Value, ends: ir.Value) -> ir.Value:
+    """What a scatter makes, from updates in the order that `bucket` gives."""
     load()
     fields = (scatter.attributes[name] for name in ("target", "index_map", "combine"))
     return SegmentsOp(*scatter.operands[:2], order, ends, *fields, result=scatter.results[0].type).result
 
 
 def indices(op: ir.Operation) -> list[ir.Value]:
-    """The index tensors of a scatter; none if its updates are grouped."""
+    """The index tensors of a scatter; none if its updates are in buckets."""
     return list(op.operands)[2:] if op.name == "mlirc.scatter" else []
 
 

@@ -11,7 +11,7 @@ classes, everything that it stores runs over the same space:
                   contractions that `passes.siblings` found to read the same rows, and of each stored value the sibling's classes
     concat        one tensor.concat of elementwise or padded values
     scatter       one scatter of elementwise values; its loops are those of the updates
-    group         the order of a scatter's updates, from elementwise values
+    bucket        the order of a scatter's updates, from elementwise values
     scan          one scan of an elementwise value
 
 The fusion pass asks whether a set is valid; the vectorizer takes the same classes as its loops.
@@ -63,7 +63,7 @@ def result_loops(op: ir.Operation, position: int = 0) -> list[int | None]:
         return st.map_dims(st.maps(op)[len(op.operands) - len(op.results) + position])
     if st.kind(op) == "scatter":
         return [None if t < 0 else t for t in own.target(op)]
-    if op.name == "mlirc.group":
+    if op.name == "mlirc.bucket":
         return [None] if position else [0]
     return list(range(len(st.shape(op.results[position]))))
 
@@ -82,7 +82,7 @@ def operand_loops(op: ir.Operation) -> list[tuple[ir.Value, list[int | None]]]:
         return list(zip(st.inputs(op), [st.map_dims(m) for m in st.maps(op)]))
     if op.name == "tensor.concat":
         return [(v, list(range(len(st.shape(v))))) for v in op.operands]
-    if op.name in ("mlirc.scan", "mlirc.group"):
+    if op.name in ("mlirc.scan", "mlirc.bucket"):
         return [(op.operands[0], list(range(len(st.shape(op.operands[0])))))]
     if st.kind(op) == "scatter":
         init, updates, *others = op.operands
@@ -142,7 +142,7 @@ def _analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st
     inside = set(ops)
     real = [op for op in ops if st.kind(op) not in ("view", "aux")]
     anchors = [op for op in real if st.kind(op) in ("contraction", "convolution")]
-    special = [op for op in real if st.kind(op) in ("concat", "scatter", "group", "scan")]
+    special = [op for op in real if st.kind(op) in ("concat", "scatter", "bucket", "scan")]
     reductions = [op for op in real if st.kind(op) == "reduction"]
     if len(anchors) + len(special) > 1 and (special or not st.siblings(anchors)):
         raise Never("two anchors")

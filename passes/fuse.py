@@ -24,8 +24,8 @@ from .pack import weights_of
 
 PASS_NAME = "mlirc-fuse"
 MAX_OPS = 64
-ANCHORS = ("contraction", "convolution", "concat", "scatter", "group", "scan")
-FUSIBLE = ("elementwise", "reduction", "contraction", "convolution", "pad", "concat", "scatter", "group", "scan")
+ANCHORS = ("contraction", "convolution", "concat", "scatter", "bucket", "scan")
+FUSIBLE = ("elementwise", "reduction", "contraction", "convolution", "pad", "concat", "scatter", "bucket", "scan")
 
 
 def fuse(function: ir.Operation, shapes: st.Shapes) -> None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from ..dialects.mlir import PassManager, ir
 from . import structure as st
+from .bucket_updates import bucket_updates
 from .constants import lay_out_constants
 from .fold_transposes import fold_transposes
 from .fuse import fuse
-from .group_updates import group_updates
 from .layouts import Layouts
 from .materialize import materialize
 from .outline import Kernel, outline
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..lowering.target import Target
 
 
-PURE = ("mlirc.scatter", "mlirc.segments", "mlirc.group", "mlirc.scan")
+PURE = ("mlirc.scatter", "mlirc.segments", "mlirc.bucket", "mlirc.scan")
 
 
 @dataclass
@@ -79,7 +79,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "raise-collapses": _cleaned(raise_collapses, fold_transposes),
     "pad-concats": _cleaned(pad_concats),
     "select-concats": _cleaned(select_concats),
-    "group-updates": lambda graph: group_updates(graph.function, graph.target),
+    "bucket-updates": lambda graph: bucket_updates(graph.function, graph.target),
     "materialize": lambda graph: materialize(graph.function, graph.writes),
     "pack": lambda graph: pack(graph.function, pack_shape(graph.target)),
     "constants": lambda graph: lay_out_constants(graph.function),

@@ -72,7 +72,7 @@ def is_tensor(value: ir.Value) -> bool:
 
 @remembered
 def kind(op: ir.Operation) -> str:
-    """`view`, `elementwise`, `reduction`, `contraction`, `convolution`, `pad`, `concat`, `scatter`, `group`, `scan`, `call`,
+    """`view`, `elementwise`, `reduction`, `contraction`, `convolution`, `pad`, `concat`, `scatter`, `bucket`, `scan`, `call`,
     `return` or `aux`."""
     name = op.name
     if name in VIEWS:
@@ -89,7 +89,7 @@ _KINDS = {
     "tensor.concat": "concat",
     "mlirc.scatter": "scatter",
     "mlirc.segments": "scatter",
-    "mlirc.group": "group",
+    "mlirc.bucket": "bucket",
     "mlirc.scan": "scan",
     "func.call": "call",
     "func.return": "return",
@@ -250,7 +250,7 @@ class Shapes:
                 return self.of(op.operands[len(op.operands) - len(op.results) + position])
             case "tensor.cast" | "mlirc.scatter" | "mlirc.segments" | "mlirc.scan":
                 return self.of(op.operands[0])
-            case "mlirc.group":
+            case "mlirc.bucket":
                 return self.of(op.operands[position])
             case "tensor.expand_shape":
                 return fill(list(op.operands)[1:])

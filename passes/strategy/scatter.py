@@ -66,9 +66,9 @@ def _segments(kernel: KernelFunction, target: Target) -> LoopStrategy:
     return LoopStrategy(n, unroll, lane, [], serial, [ordered], merged, grain=grain(work), kind=d.kind, why=why_lanes(target) | why_grain(work) | why)
 
 
-def group(kernel: KernelFunction, target: Target) -> LoopStrategy:
+def bucket(kernel: KernelFunction, target: Target) -> LoopStrategy:
     """One thread: three walks over the indices, each a few cycles long for one of them."""
-    return LoopStrategy(lanes(kernel, target), 1, None, [], [], [], kind="group", why={"": "the place of an index depends on those before it"})
+    return LoopStrategy(lanes(kernel, target), 1, None, [], [], [], kind="bucket", why={"": "the place of an index depends on those before it"})
 
 
 NARROWEST = 64
@@ -76,10 +76,10 @@ NARROWEST = 64
 
 
 def why_in_order(rows: int | None, updates: int | None, width: int | None, bits: int, target: Target) -> str | None:
-    """A reason to take the updates of a scatter one after the other, None if they had better be grouped by row.
+    """A reason to take the updates of a scatter one after the other, None if they had better be sorted into buckets.
 
     `rows` of the result, each with `width` elements of so many `bits`; None for a symbol. One after the other, an update waits for the
-    row that it reads and for the one that it changes, neither of which is in cache; grouped, rows are read and written once, in order.
+    row that it reads and for the one that it changes, neither of which is in cache; in buckets, rows are read and written once, in order.
     """
     if updates == 1:
         return "one update"

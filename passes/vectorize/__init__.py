@@ -10,11 +10,11 @@ from __future__ import annotations
 from ...dialects.mlir import ir
 from ...errors import CompileError
 from ..strategy import ContractionStrategy, LoopStrategy, Strategy
+from .bucket import vectorize_bucket
 from .concat import vectorize_concat
 from .contraction import vectorize_contraction
 from .deep import vectorize_deep
 from .dot import vectorize_dot
-from .group import vectorize_group
 from .kernel import KernelFunction
 from .loops import vectorize_loops
 from .scan import vectorize_scan
@@ -54,9 +54,9 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
             assert isinstance(strategy, LoopStrategy)
             build_scatter = vectorize_segments if strategy.inner else vectorize_scatter
             return build_scatter(kernel, strategy, symbol)
-        case "group":
+        case "bucket":
             assert isinstance(strategy, LoopStrategy)
-            return vectorize_group(kernel, strategy, symbol)
+            return vectorize_bucket(kernel, strategy, symbol)
         case "scan":
             assert isinstance(strategy, LoopStrategy)
             return vectorize_scan(kernel, strategy, symbol)

@@ -88,7 +88,7 @@ def read_at(domain: Domain, strides: dict[ir.Value, Sequence[object]], value: ir
 def result_forms(op: ir.Operation, loops: Sequence[Form], value: ir.Value) -> list[Form]:
     if st.kind(op) == "scatter":
         return [None if t < 0 else loops[t] for t in own.target(op)]
-    if op.name == "mlirc.group":
+    if op.name == "mlirc.bucket":
         return [None] if value == op.results[1] else list(loops)
     if op.name != "linalg.generic":
         return list(loops)
@@ -132,8 +132,8 @@ class _Walker:
 
     def read(self, op: ir.Operation, loops: Sequence[Form]) -> None:
         """The accesses of one op whose loops move as said."""
-        if op.name in ("tensor.concat", "mlirc.scan", "mlirc.group"):
-            for v in op.operands[:1] if op.name == "mlirc.group" else op.operands:
+        if op.name in ("tensor.concat", "mlirc.scan", "mlirc.bucket"):
+            for v in op.operands[:1] if op.name == "mlirc.bucket" else op.operands:
                 self._value(v, list(loops), op)
             return
         if st.kind(op) == "scatter":

@@ -120,7 +120,7 @@ def gathered(n: int, d: torch.dtype) -> Iterator[Pair]:
 
 def scattered(n: int, d: torch.dtype) -> Iterator[Pair]:
     yield lambda x, i, u: x.index_add(0, i, u), [_r(d, n, 3), _at(n, 5), _r(d, 5, 3)]
-    yield lambda x, i, u: x.index_add(0, i, u), [_r(d, n, 33), _at(n, 5), _r(d, 5, 33)]  # grouped where n is a symbol
+    yield lambda x, i, u: x.index_add(0, i, u), [_r(d, n, 33), _at(n, 5), _r(d, 5, 33)]  # in buckets where n is a symbol
     yield lambda x, i, u: x.scatter_add(-1, i, u * 2), [_r(d, 3, 6), _at(6, 3, n), _r(d, 3, n)]
     yield lambda x, i, u: x.index_put((i,), u), [_r(d, n, 5), torch.arange(n).flip(0)[:3], _r(d, min(n, 3), 5)]
     yield lambda x, i, u: x.scatter_reduce(0, i, u, "amax"), [_r(d, 4, n), _at(4, 6, n), _r(d, 6, n)]

@@ -1,4 +1,4 @@
-"""mlirc.group: the order of updates by the row that they change, by counting.
+"""mlirc.bucket: the order of updates by the row that they change, by counting.
 
     for e: ends[rows[e]] += 1                     # how many
     total = 0; for r: ends[r], total = total, total + ends[r]     # where they begin
@@ -19,12 +19,12 @@ from .lanes import Index, Number
 from .nest import Values, loop
 
 
-def vectorize_group(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:
-    """Build the module of a kernel whose anchor is a group."""
-    return entry.build(symbol, kernel.kinds, lambda slots: 1, strategy.grain, _Group(kernel, strategy).body)
+def vectorize_bucket(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:
+    """Build the module of a kernel whose anchor is a bucket."""
+    return entry.build(symbol, kernel.kinds, lambda slots: 1, strategy.grain, _Bucket(kernel, strategy).body)
 
 
-class _Group:
+class _Bucket:
     def __init__(self, kernel: KernelFunction, strategy: LoopStrategy) -> None:
         self.k = kernel
         self.s = strategy

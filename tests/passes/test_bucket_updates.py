@@ -1,4 +1,4 @@
-"""Updates of rows, grouped by row: which, how, and that they are as right as one after the other."""
+"""Updates of rows, sorted into a bucket for each row: which, how, and that they are as right as one after the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlirc.dialects import own
 from mlirc.dialects.mlir import ir
 from mlirc.driver import find_main
 from mlirc.lowering.target import Target
-from mlirc.passes.group_updates import group_updates
+from mlirc.passes.bucket_updates import bucket_updates
 from mlirc.passes.strategy import why_in_order
 from mlirc.tests.frontend.compare import compare, kernels, left_to_aten
 from mlirc.tests.lowering.test_to_llvm import filecheck
@@ -29,7 +29,7 @@ def scatter(result: str, update: str, rows: str = "%i", combine: str = "arith.ad
     )
 
 
-def grouped(body: str, results: str = "%r") -> str:
+def bucketed(body: str, results: str = "%r") -> str:
     """`body` with %x, %u, %i and %j, after the pass."""
     kinds = ", ".join([f"tensor<{ROWS}x64xf32>"] * (results.count(",") + 1))
     arguments = f"%x: tensor<{ROWS}x64xf32>, %u: tensor<{UPDATES}x64xf32>, %i: tensor<{UPDATES}xi64>, %j: tensor<{UPDATES}xi64>"
@@ -37,27 +37,27 @@ def grouped(body: str, results: str = "%r") -> str:
     with ir.Context(), ir.Location.unknown():
         own.load_for(text)
         module = ir.Module.parse(text)
-        group_updates(find_main(module), ZEN)
+        bucket_updates(find_main(module), ZEN)
         module.operation.verify()
         return str(module)
 
 
-def test_a_scatter_becomes_a_grouping_and_its_segments():
-    filecheck(grouped(scatter("%r", "%u")), f"""
+def test_a_scatter_becomes_buckets_and_its_segments():
+    filecheck(bucketed(scatter("%r", "%u")), f"""
         CHECK: %[[SPACE:.*]] = tensor.empty() : tensor<{ROWS}xi64>
-        CHECK: %[[GROUP:.*]]:2 = "mlirc.group"(%{{{{.*}}}}, %[[SPACE]])
-        CHECK: "mlirc.segments"(%{{{{.*}}}}, %{{{{.*}}}}, %[[GROUP]]#0, %[[GROUP]]#1) {{combine = "arith.addf"
+        CHECK: %[[BUCKETS:.*]]:2 = "mlirc.bucket"(%{{{{.*}}}}, %[[SPACE]])
+        CHECK: "mlirc.segments"(%{{{{.*}}}}, %{{{{.*}}}}, %[[BUCKETS]]#0, %[[BUCKETS]]#1) {{combine = "arith.addf"
         CHECK-NOT: mlirc.scatter
     """)
 
 
-def test_the_same_index_is_grouped_once():
-    text = grouped(scatter("%r", "%u") + scatter("%s", "%u", combine="arith.mulf") + scatter("%t", "%u", "%j"), "%r, %s, %t")
-    assert text.count("mlirc.group") == 2 and text.count("mlirc.segments") == 3
+def test_the_same_index_is_sorted_once():
+    text = bucketed(scatter("%r", "%u") + scatter("%s", "%u", combine="arith.mulf") + scatter("%t", "%u", "%j"), "%r, %s, %t")
+    assert text.count("mlirc.bucket") == 2 and text.count("mlirc.segments") == 3
 
 
 def test_writes_are_made_in_order():
-    assert "mlirc.group" not in grouped(scatter("%r", "%u", combine="set"))
+    assert "mlirc.bucket" not in bucketed(scatter("%r", "%u", combine="set"))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_reason_is_a_remark():
             f"func.func @main(%x: tensor<{ROWS}x8xf32>, %u: tensor<{UPDATES}x8xf32>, %i: tensor<{UPDATES}xi64>) -> tensor<{ROWS}x8xf32> "
             f"{{\n{body}return %r : tensor<{ROWS}x8xf32>\n}}"
         )
-        group_updates(find_main(module), ZEN)
+        bucket_updates(find_main(module), ZEN)
         filecheck(str(module), 'CHECK: mlirc.in_order = "rows of 8 elements are updated faster than sorted"')
 
 
@@ -118,14 +118,14 @@ def test_blocks_of_a_row_are_alike(width, unroll):
     assert chosen.unroll == unroll and chosen.inner and not chosen.parallel
 
 
-def test_grouping():
+def test_buckets():
     """A result for each row that there is, in order within it; all or nothing."""
     import numpy as np
 
     from mlirc.tests.passes.vectorize.kernels import built
 
     space = "%s = tensor.empty() : tensor<4xi64>\n"
-    op = '%o, %e = "mlirc.group"(%i, %s) : (tensor<7xi32>, tensor<4xi64>) -> (tensor<7xi64>, tensor<4xi64>)\n'
+    op = '%o, %e = "mlirc.bucket"(%i, %s) : (tensor<7xi32>, tensor<4xi64>) -> (tensor<7xi64>, tensor<4xi64>)\n'
     run = built(kernel([("%i", "tensor<7xi32>")], space + op, [("%o", "tensor<7xi64>"), ("%e", "tensor<4xi64>")], [[1], [1]]))
     order, ends = np.full(7, -1), np.full(4, -1)
     assert run(np.array([2, 0, 2, 3, 3, 2, 0], np.int32), order, ends) == 0
@@ -147,7 +147,7 @@ def values(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 def check(f, *args, count: int = 3, **kwargs):  # noqa: ANN001, ANN003, ANN202
-    """The copy of what is added to, the grouping and its segments: `count` kernels."""
+    """The copy of what is added to, the buckets and their segments: `count` kernels."""
     out = compare(f, *args, **kwargs)
     assert not left_to_aten() and len(kernels()) == count, kernels()
     return out
@@ -194,8 +194,8 @@ def test_sums_round_as_one_after_the_other():
         torch.set_num_threads(threads)
 
 
-def test_layers_share_a_grouping():
-    """Messages are gathered, weighted and added up in one kernel; clearing the sums and grouping are the others."""
+def test_layers_share_buckets():
+    """Messages are gathered, weighted and added up in one kernel; clearing the sums and sorting are the others."""
 
     def f(x, edges, w):
         for _ in range(2):

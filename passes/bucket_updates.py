@@ -1,10 +1,10 @@
-"""Updates of rows are grouped by row before they are made, where that is faster.
+"""Updates of rows are sorted into buckets, one for each row, before they are made, where that is faster.
 
-    %r = scatter(%init, %updates, %rows)      ->    %order, %ends = group(%rows, %space)
+    %r = scatter(%init, %updates, %rows)      ->    %order, %ends = bucket(%rows, %space)
                                                     %r = segments(%init, %updates, %order, %ends)
 
 for one index to a row, as `index_add` and the sums of graph networks have it. Updates are still made in their order, so that sums
-round as before. Several scatters by the same index share one grouping (the layers of a graph network). Where `strategy` sees no gain
+round as before. Several scatters by the same index share the buckets (the layers of a graph network). Where `strategy` sees no gain
 the reason is left as the remark attribute `mlirc.in_order`.
 """
 
@@ -22,13 +22,13 @@ from .strategy import why_in_order
 if TYPE_CHECKING:
     from ..lowering.target import Target
 
-PASS_NAME = "mlirc-group-updates"
+PASS_NAME = "mlirc-bucket-updates"
 
 
-def group_updates(function: ir.Operation, target: Target) -> None:
+def bucket_updates(function: ir.Operation, target: Target) -> None:
     """Run before scatters get memory of their own."""
     layouts = Layouts(function)
-    groups: dict[tuple[ir.Value, Extent], tuple[ir.Value, ir.Value]] = {}
+    buckets: dict[tuple[ir.Value, Extent], tuple[ir.Value, ir.Value]] = {}
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         along = _indexed_dim(op) if op.name == "mlirc.scatter" else None
         if along is None:
@@ -42,11 +42,11 @@ def group_updates(function: ir.Operation, target: Target) -> None:
             op.attributes["mlirc.in_order"] = ir.StringAttr.get(reason)
             continue
         key = (index, shape[along])
-        if key not in groups:
+        if key not in buckets:
             with ir.InsertionPoint(op), op.location:
-                groups[key] = own.group(index, _space(shape[along], op.results[0], along, layouts))
+                buckets[key] = own.bucket(index, _space(shape[along], op.results[0], along, layouts))
         with ir.InsertionPoint(op), op.location:
-            op.results[0].replace_all_uses_with(own.grouped(op, *groups[key]))
+            op.results[0].replace_all_uses_with(own.segments(op, *buckets[key]))
         op.erase()
 
 
