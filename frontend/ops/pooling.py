@@ -254,6 +254,8 @@ def adaptive_avg_pool(b: GraphBuilder, node: Any, x: T, size: Any) -> T:
     out, sizes = out_shape(node)[-r:], x.shape[-r:]
     lead = x.shape[:-r]
     d = compute_dtype(x.dtype)
+    if any(same(o, 0) for o in out):
+        return b.full(out_shape(node), x.dtype, 0)
     factors = _factors(sizes, out)
     if factors is not None:
         split = b.reshape(x, [*lead, *(v for pair in zip(out, factors) for v in pair)])

@@ -79,6 +79,12 @@ def test_adaptive():
     matches(f, image(), factor=4)
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_adaptive_to_no_bins(dynamic):
+    f = lambda x: [F.adaptive_avg_pool2d(x, (0, 3)), F.adaptive_avg_pool2d(x, (7, 0))]  # noqa: E731
+    matches(f, torch.randn(2, 3, 14, 21), dynamic=dynamic)
+
+
 def test_three_dims():
     f = lambda x: [F.max_pool3d(x, 2), F.avg_pool3d(x, 2), F.adaptive_avg_pool3d(x, 1)]  # noqa: E731
     matches(f, torch.randn(2, 3, 6, 6, 6), factor=4)
