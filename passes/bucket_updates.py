@@ -29,6 +29,7 @@ def bucket_updates(function: ir.Operation, target: Target) -> None:
     """Run before scatters get memory of their own."""
     layouts = Layouts(function)
     buckets: dict[tuple[ir.Value, Extent], tuple[ir.Value, ir.Value]] = {}
+    replaced: list[ir.Operation] = []
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         along = _indexed_dim(op) if op.name == "mlirc.scatter" else None
         if along is None:
@@ -47,6 +48,9 @@ def bucket_updates(function: ir.Operation, target: Target) -> None:
                 buckets[key] = own.bucket(index, _space(shape[along], op.results[0], along, layouts))
         with ir.InsertionPoint(op), op.location:
             op.results[0].replace_all_uses_with(own.segments(op, *buckets[key]))
+        replaced.append(op)
+    # Not sooner: a new op may get the address of an erased one, and with it what `layouts` remembers about it.
+    for op in replaced:
         op.erase()
 
 

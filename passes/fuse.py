@@ -15,6 +15,7 @@ attribute `mlirc.group` on every op, which `outline` obeys, and a reason for eve
 
 from __future__ import annotations
 
+from ..dialects import own
 from ..dialects.mlir import ir
 from . import structure as st
 from .constants import find_constants, maker
@@ -68,6 +69,11 @@ def _is_free(op: ir.Operation) -> bool:
     if not st.tensors_read(op):
         return len(body) <= 12
     return len(body) == 1
+
+
+def _can_fail(op: ir.Operation) -> bool:
+    """Whether an op checks what it reads: an index, a divisor."""
+    return op.name == "linalg.generic" and any(o.name == "cf.assert" for o in st.body_ops(op))
 
 
 class _Fusion:
@@ -176,6 +182,8 @@ class _Fusion:
             return "depends on weights alone"
         if st.kind(consumer) == "scatter" and other in self._producers(consumer.operands[0]):
             return "a scatter writes into memory that is filled before"
+        if own.CHECK_FIRST in consumer.attributes and any(_can_fail(op) for op in self.groups[other]):
+            return "nothing is written to an input before all checks"
         if self._anchored(current) and self._anchored(other) and not st.siblings(self._anchors(current) + self._anchors(other)):
             return "two anchors"
         window = self._overlaps(consumer, other)

@@ -184,6 +184,39 @@ def test_nothing_is_written_if_an_index_is_out_of_range():
     assert torch.equal(cache, before)
 
 
+def gathered(cache, i, v, j):
+    cache.index_add_(0, i, v[j])
+    return cache.sum()
+
+
+def at_gathered(cache, i, v, j):
+    cache.index_copy_(0, i[j], v)
+    return cache.sum()
+
+
+def divided(cache, i, v, j):
+    cache[i] = v // j[:, None]
+    return cache.sum()
+
+
+@pytest.mark.parametrize("f,kind,bad", [(gathered, torch.float32, 9999), (at_gathered, torch.float32, 9999), (divided, torch.int64, 0)])
+@pytest.mark.parametrize("rows,width", [(64, 5), (3000, 130)])
+def test_nothing_is_written_if_an_update_cannot_be_computed(f, kind, bad, rows, width):
+    """Nor if what says where it goes cannot."""
+    compiled = torch.compile(f, backend="mlirc", options={"strict": True})
+    cache, v, i, j = values(kind, rows, width), values(kind, rows, width), torch.arange(rows), torch.ones(rows, dtype=torch.int64)
+    if f == at_gathered:
+        j = j.cumsum(0) - 1  # several copies to one row are undefined
+    expected = cache.clone()
+    f(expected, i, v, j)
+    compiled(cache, i, v, j)
+    torch.testing.assert_close(cache, expected)
+    j[rows // 2] = bad
+    with pytest.raises((IndexError, RuntimeError)):
+        compiled(cache, i, v + 1, j)
+    torch.testing.assert_close(cache, expected)
+
+
 def twice(cache, i, v):
     cache.index_copy_(0, i, v)
     cache[i + 1] = v * 2
