@@ -67,7 +67,7 @@ def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> Any:
         last = torch.where(windows.isnan(), order, -1).amax(-1)
         first = torch.where(last < 0, first, last)
     places = places.flatten(-n).expand(windows.shape)
-    order = torch._prims_common.suggest_memory_format(x)
+    order = torch._prims_common.suggest_memory_format(x) if n == 2 else torch.contiguous_format
     return values.contiguous(memory_format=order), places.gather(-1, first.unsqueeze(-1)).squeeze(-1).contiguous(memory_format=order)
 
 

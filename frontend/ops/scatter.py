@@ -105,6 +105,8 @@ def _one_entry(b: GraphBuilder, x: T, dim: int, index: T, source: Operand, adds:
 
 @lowers(aten.scatter, aten.scatter_add.default)
 def scatter(b: GraphBuilder, node: Any, x: T, dim: int, index: T, source: Operand, *, reduce: str | None = None) -> T:
+    if same(product(index.shape), 0):  # an empty index may have any rank
+        return x
     combine = "add" if node.target is aten.scatter_add.default else {"add": "add", "multiply": "mul", None: own.SET}[reduce]
     x, index, source = _lifted(b, x, index, source)
     dim, write = _lines(b, x, dim, index)
@@ -144,6 +146,8 @@ def _reduce(b: GraphBuilder, x: T, write: Write, updates: T, reduce: str, includ
 
 @lowers(aten.scatter_reduce.two)
 def scatter_reduce(b: GraphBuilder, node: Any, x: T, dim: int, index: T, source: T, reduce: str, *, include_self: bool = True) -> T:
+    if same(product(index.shape), 0):
+        return x
     x, index, source = _lifted(b, x, index, source)
     _, write = _lines(b, x, dim, index)
     source = b.slice(source, [0] * x.rank, index.shape, [1] * x.rank)

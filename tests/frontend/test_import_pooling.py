@@ -73,6 +73,12 @@ def test_adaptive_maxima():
     matches(lambda x: F.adaptive_max_pool3d(x, (2, 3, 1)), torch.randn(2, 4, 5, 7, 2).requires_grad_(), gradients=True)
 
 
+def test_adaptive_maxima_of_three_dims_are_row_major():
+    f = lambda x: F.adaptive_max_pool3d(x, (2, 3, 2), return_indices=True)  # noqa: E731
+    matches(f, torch.randn(2, 4, 5, 7, 3).contiguous(memory_format=torch.channels_last_3d))
+    matches(f, torch.randn(2, 4, 5, 7).contiguous(memory_format=torch.channels_last))
+
+
 def test_adaptive():
     f = lambda x: [F.adaptive_avg_pool2d(x, 7), F.adaptive_avg_pool2d(x, (5, 3))]  # noqa: E731
     matches(f, torch.randn(2, 3, 14, 21), factor=4)

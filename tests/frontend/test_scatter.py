@@ -51,6 +51,13 @@ def test_index_add(dim, shape, n):
     check(lambda x, i, s: x.index_add(dim, i, s, alpha=2), R(shape), indices(6, n), R(source))
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 4)])
+def test_scatter_at_no_places(shape):
+    """An empty index may have another rank than the tensor."""
+    f = lambda x, i, s: [x.scatter(1, i, 2.0), x.scatter(1, i, s), x.scatter_add(1, i, s), x.scatter_reduce(1, i, s, "amax")]  # noqa: E731
+    check(f, R(3, 4), torch.empty(shape, dtype=torch.int64), R(3, 4))
+
+
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
 def test_scatter_reduce(reduce, include):
