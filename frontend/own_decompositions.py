@@ -159,7 +159,7 @@ def grid_sampler_2d(x: torch.Tensor, grid: torch.Tensor, mode: int, padding: int
         wide = grid.to(torch.promote_types(grid.dtype, torch.float32))
         finite = (wide[..., 0] * x.shape[3]).isfinite() & (wide[..., 1] * x.shape[2]).isfinite()
         out = torch.where(finite.unsqueeze(1), out, float("nan"))
-    return out
+    return out.contiguous()  # row-major, whatever the layout of the grid
 
 
 OWN: dict[Any, Any] = {

@@ -126,3 +126,9 @@ def test_grids_of_nan(padding):
     grid = torch.stack(torch.meshgrid(lines, lines, indexing="ij"), -1).unsqueeze(0)
     modes = [(m, a) for m in ("bilinear", "nearest", "bicubic") for a in (False, True)]
     matches(lambda x, g: [F.grid_sample(x, g, m, padding, a) for m, a in modes], R(1, 2, 4, 5), grid, factor=4)
+
+
+def test_samples_of_a_grid_are_row_major():
+    f = lambda x, g: F.grid_sample(x, g, align_corners=False)  # noqa: E731
+    x, grid = torch.randn(2, 3, 7, 4), torch.rand(2, 5, 6, 2).transpose(1, 2)
+    assert torch.compile(f, backend="mlirc", options={"strict": True})(x, grid).stride() == f(x, grid).stride() == (90, 30, 5, 1)
