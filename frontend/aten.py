@@ -97,7 +97,7 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
     def make(frame: Frame, lent: Lent | None) -> None:
         tensors = [_operand(frame, *o, lent) for o in operands]
         for i, strides in needed:
-            tensors[i] = _laid_out(tensors[i], tuple(frame.size(s) for s in strides))
+            tensors[i] = laid_out(tensors[i], tuple(frame.size(s) for s in strides))
         left = iter(compute(frame.sizes)) if compute else iter(())
         values = [tensors[x.index] if isinstance(x, Slot) else next(left) if isinstance(x, sympy.Basic) else x for x in leaves]
         args, kwargs = pytree.tree_unflatten(values, tree)
@@ -111,7 +111,7 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
             strides = tuple(frame.size(s) for s in spec.strides)
             if _inside(result, tensors) or _is_lazy(result):
                 result = torch.empty_strided(tuple(result.shape), strides, dtype=spec.dtype, device="cpu").copy_(result)
-            result = _laid_out(result, strides)
+            result = laid_out(result, strides)
             frame.give(slot, result.data_ptr(), extent(result), result)
 
     return step
@@ -135,7 +135,7 @@ def _is_lazy(result: torch.Tensor) -> bool:
     return result.is_conj() or result.is_neg() or result._is_zerotensor()
 
 
-def _laid_out(t: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+def laid_out(t: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """The tensor, or a copy of it, with these strides; those that are 0 repeat one element."""
     if not _lies_otherwise(t, strides):
         return t

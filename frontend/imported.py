@@ -31,6 +31,9 @@ class OutputSpec:
 
     kind: str  # "tensor" | "view" | "same" | "input" | "replay" | "number" | "none"
     tensor: TensorSpec | None = None
+    gaps: tuple[Extent, ...] | None = None
+    """Strides of a new tensor that leave out memory between its elements: the program makes it without gaps, a copy has them.
+    Callers go by them; the backward graph of a forward graph reads its results so."""
     input: int = -1
     number: Any = None
     base: int = -1

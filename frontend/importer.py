@@ -203,10 +203,10 @@ class _Importer:
                     self.graph.outputs.append(OutputSpec("view", tensor=spec, base=base, offset=_distance(meta, values[base].meta["val"])))
                     continue
                 value = self.b.copy(self.env[x]) if x in self.placeholders else self.env[x]
-                if not fills(meta, spec):
-                    spec = packed(meta, memory_order(meta))
-                self.graph.outputs.append(OutputSpec("tensor", tensor=spec))
-                results.append(self._to_memory(value, meta, spec).value)
+                filled = fills(meta, spec)
+                made = spec if filled else packed(meta, memory_order(meta))
+                self.graph.outputs.append(OutputSpec("tensor", tensor=made, gaps=None if filled else spec.strides))
+                results.append(self._to_memory(value, meta, made).value)
         for i, value in self._writes.items():
             self.graph.writes.append(i)
             results.append(value.value)

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from ..errors import CompileError
 from ..runtime.program import Program
 from ..runtime.weights import WeightTable
+from .aten import laid_out
 from .evaluate import evaluator
 from .imported import ImportedGraph, OutputSpec, TensorSpec
 from .philox import draw_seeds
@@ -46,6 +47,7 @@ class Runner:
         self.sizes = [_size_reader(s, graph) for s in graph.symbols]
         self.outputs = [_output(o, graph) for o in graph.outputs]
         self.views = [(i, o.base, _view(o, graph)) for i, o in enumerate(graph.outputs) if o.kind in ("view", "same")]
+        self.gaps = [(i, evaluator(o.gaps, graph.symbols)) for i, o in enumerate(graph.outputs) if o.gaps is not None]
         self.returned = graph.returned
         self.constants = graph.constants
         self.written = {self.tensors.index(i) for i in graph.writes}
@@ -70,11 +72,13 @@ class Runner:
             results.append(out)
             if fresh:
                 outputs.append(out)
-        for i, base, view in self.views:
-            results[i] = view(results[base], sizes)
         if not self.idle:
             tensors = args if self.plain else self._pick(args)
             self._run(tensors, outputs, sizes)
+        for i, strides in self.gaps:
+            results[i] = laid_out(results[i], tuple(strides(sizes)))
+        for i, base, view in self.views:
+            results[i] = view(results[base], sizes)
         args.clear()
         del results[self.returned :]
         return results

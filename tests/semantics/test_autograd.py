@@ -162,6 +162,26 @@ def test_gradients_of_every_layout():
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("cut", [lambda x: x[..., 1:], lambda x: x[:, ::2], lambda x: x.mT[2:], lambda x: x[..., 3:4].expand(-1, 7)])
+def test_saved_tensors_with_gaps(cut, dynamic):
+    """The backward graph reads what the forward graph leaves it by the strides that the trace has for it, which copy an input's."""
+
+    def through_a_view(x, w):
+        y = x.slice_scatter(x[5:] - 1, 0, 5)
+        return y @ w.mT + (w @ y.mT).sum(), y
+
+    x = cut(R(33, 16))
+    agree(through_a_view, x, R(3, x.shape[1], requires_grad=True), dynamic=dynamic)
+
+    def written(x, w):
+        if not any(s == 0 for s in x.stride()):
+            x[5:] -= 1
+        return (x @ w.mT).reshape(-1) + (w @ x.mT).reshape(-1)
+
+    agree(written, x, R(3, x.shape[1], requires_grad=True), dynamic=dynamic)
+
+
 def test_accumulated_gradients():
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
     other = copy.deepcopy(net)
