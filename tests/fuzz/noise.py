@@ -57,13 +57,13 @@ class Noise(TorchDispatchMode):
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
 
-    def moved(self, x: Any, kind: torch.dtype | None = None) -> Any:
+    def moved(self, x: Any, kind: torch.dtype | None = None, roundings: float = 1.0) -> Any:
         """`x` with noise, if it is a floating-point tensor (of the type `kind`)."""
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or kind not in (None, x.dtype):
             return x
         x = x.detach()
         r = torch.rand(x.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
-        step = x.double() * r * torch.finfo(x.dtype).eps
+        step = x.double() * r * (roundings * torch.finfo(x.dtype).eps)
         still = torch.where(x.isnan(), torch.copysign(x.double(), r), x.double())  # nobody knows the sign of NaN
         return torch.where(x.isfinite(), x.double() + step, still).to(x.dtype)
 
@@ -95,7 +95,9 @@ class Noise(TorchDispatchMode):
             out = pytree.tree_map(_with_memory, out)
             for o in pytree.tree_leaves(out):
                 if isinstance(o, torch.Tensor) and o.is_floating_point() and _distinct(o):
-                    o.copy_(self.moved(o))
+                    # Sums of n terms are off by the square root of it; in f64 there is nothing more exact to go by.
+                    n = _terms(args) if o.dtype == torch.float64 and name.rstrip("_") in ACCUMULATING else 1
+                    o.copy_(self.moved(o, roundings=max(1.0, n**0.5 / 4)))
                     if name in CANCELLING:
                         o.add_(self.moved(args[0]) - args[0])
                     if name == FLASH and o.shape == args[0].shape:
@@ -120,6 +122,11 @@ def _largest(args: Any) -> float:
     """The largest finite number among floating-point operands, at least one."""
     tensors = [x for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel()]
     return max([1.0, *(x.double().abs().nan_to_num(0.0, 0.0, 0.0).max().item() for x in tensors)])
+
+
+def _terms(args: Any) -> int:
+    """Elements of the largest operand."""
+    return max([1, *(x.numel() for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor))])
 
 
 def _finest(args: Any) -> torch.dtype | None:
