@@ -10,7 +10,7 @@ the update, or "set". An update whose index is out of range is dropped and sets 
 the memory of %init (see `passes.in_place`).
 
     %order, %ends = "mlirc.bucket"(%rows, %space)
-    %r = "mlirc.segments"(%init, %updates, %order, %ends) {combine, index_map, target: as above}
+    %r = "mlirc.segments"(%init, %updates, %order, %ends) {combine, target: as above}
 
 The same, with the updates of each row together: %order has the numbers of the updates by row, in their order within it, and those of row r end
 at %ends[r], where those of row r + 1 begin. %space says how many rows there are. An index out of range sets the status, and no row
@@ -53,7 +53,6 @@ class SegmentsOp(Mlirc.Operation, name="segments"):  # type: ignore[call-arg, na
     order: ext.Operand[Any]
     ends: ext.Operand[Any]
     target: Any
-    index_map: Any
     combine: Any
     result: ext.Result[Any]
 
@@ -150,7 +149,7 @@ def bucket(index: ir.Value, space: ir.Value) -> tuple[ir.Value, ir.Value]:
 def segments(scatter: ir.Operation, order: ir.Value, ends: ir.Value) -> ir.Value:
     """What a scatter makes, from updates in the order that `bucket` gives."""
     load()
-    fields = (scatter.attributes[name] for name in ("target", "index_map", "combine"))
+    fields = (scatter.attributes[name] for name in ("target", "combine"))
     return SegmentsOp(*scatter.operands[:2], order, ends, *fields, result=scatter.results[0].type).result
 
 

@@ -59,6 +59,8 @@ class LoopStrategy:
     """At most so many chunks: their number does not depend on that of the threads, and so the result does not."""
     least: int = 1
     """The size of a chunk is a multiple of this."""
+    ahead: int = 0
+    """Updates of a scatter from fetching one to adding it."""
     why: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     """A reason for each choice, for people."""
 

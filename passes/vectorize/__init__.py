@@ -52,7 +52,8 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
             return vectorize_concat(kernel, strategy, symbol)
         case "scatter":
             assert isinstance(strategy, LoopStrategy)
-            build_scatter = vectorize_segments if strategy.inner else vectorize_scatter
+            assert kernel.domain.anchor is not None
+            build_scatter = vectorize_segments if kernel.domain.anchor.name == "mlirc.segments" else vectorize_scatter
             return build_scatter(kernel, strategy, symbol)
         case "bucket":
             assert isinstance(strategy, LoopStrategy)

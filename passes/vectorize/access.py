@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ...dialects import own
 from ...dialects.mlir import ir
 from .. import structure as st
-from ..domain import Domain
+from ..domain import Domain, operand_loops
 
 Form = dict[int, int] | None
 """Linear in the classes (constants dropped), or None: not linear."""
@@ -133,7 +133,7 @@ class _Walker:
     def read(self, op: ir.Operation, loops: Sequence[Form]) -> None:
         """The accesses of one op whose loops move as said."""
         if op.name in ("tensor.concat", "mlirc.scan", "mlirc.bucket"):
-            for v in op.operands[:1] if op.name == "mlirc.bucket" else op.operands:
+            for v, _ in operand_loops(op):
                 self._value(v, list(loops), op)
             return
         if st.kind(op) == "scatter":

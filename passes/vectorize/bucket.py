@@ -13,9 +13,10 @@ from ...dialects import builders
 from ...dialects.mlir import arith, ir, scf
 from ..strategy import LoopStrategy
 from . import entry
-from .evaluate import Evaluator, Memory
+from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number
+from .memory import Memory
 from .nest import Values, loop
 
 

@@ -11,9 +11,10 @@ from ...dialects.mlir import ir
 from .. import structure as st
 from ..strategy import LoopStrategy
 from . import entry
-from .evaluate import Evaluator, Tile
+from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number
+from .memory import Tile
 from .nest import Values, constant_mask, delinearize, lane_loop, loop
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from ...dialects import builders
 from ...dialects.mlir import arith, builtin, func, ir, llvm, scf
-from .evaluate import storage_type
 from .lanes import Number
+from .memory import storage_type
 
 PARALLEL_FOR = "torch_parallel_for"
 

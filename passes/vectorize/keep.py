@@ -10,8 +10,8 @@ from ...dialects.mlir import ir, memref
 from ..domain import Domain
 from ..even_odd import ANY_ORDER
 from ..strategy import LoopStrategy
-from .evaluate import Memory, storage_type
 from .lanes import Index, Point
+from .memory import Memory, storage_type
 
 
 class KeptRows:

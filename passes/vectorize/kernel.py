@@ -9,7 +9,8 @@ from ...errors import CompileError
 from .. import structure as st
 from ..domain import Domain, Invalid, analyse
 from .access import Accesses, collect, read_at
-from .evaluate import Evaluator, Memory
+from .evaluate import Evaluator
+from .memory import Memory
 
 
 class KernelFunction:

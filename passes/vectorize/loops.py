@@ -21,10 +21,11 @@ from .. import structure as st
 from ..phases import Phase, phases
 from ..strategy import LANE_CHUNK, LoopStrategy, transposes
 from . import entry
-from .evaluate import Evaluator, Lookup, Tile
+from .evaluate import Evaluator, Lookup
 from .keep import KeptRows
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
+from .memory import Tile
 from .nest import Values, delinearize, lane_loop, loop
 from .reduce import EXTREMES, across, by_reduction, combine, combiner, is_nan, join, multiply_add, neutral, tracking_nan
 from .stage import Stage

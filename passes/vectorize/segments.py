@@ -3,7 +3,7 @@
     for r in rows (threads share them)
       for blocks of the row, in registers:
         sums = result[r, block]
-        for i = ends[r - 1] to ends[r]: sums += updates[order[i], block]; fetch updates[order[i + 4], block]
+        for i = ends[r - 1] to ends[r]: sums += updates[order[i], block]; fetch updates[order[i + ahead], block]
         result[r, block] = sums
 
 The result lies in the memory of the init operand, as that of any scatter; rows without updates are not touched.
@@ -23,9 +23,6 @@ from .kernel import KernelFunction
 from .lanes import Index, Number, Point
 from .nest import Values, constant_mask, loop
 
-AHEAD = 4
-"""Updates from fetching one to adding it: no prefetcher of the CPU's knows where they lie. 8 is no better; 80,000 updates of 10,000
-rows of 512 bytes to 1 KB take 1.1 to 1.7 times as long without."""
 LINE = 64
 
 
@@ -117,7 +114,7 @@ class _Segments:
         apart = max(1, LINE * 8 // (builders.element_type(self.updates).width * lanes))
 
         def update(i: Number, sums: Values) -> Values:
-            self.env[ordered] = Index(self._place(self.order, e.math.minimum(e.math.add(i, AHEAD), last_update)))
+            self.env[ordered] = Index(self._place(self.order, e.math.minimum(e.math.add(i, self.s.ahead), last_update)))
             for k in starts[::apart]:
                 at(k)
                 e.prefetch(self.updates, self._point(self.loops))

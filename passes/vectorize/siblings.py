@@ -24,9 +24,10 @@ from ..strategy import ContractionStrategy
 from . import entry
 from .contraction import Contraction
 from .dot import Dot
-from .evaluate import Evaluator, Memory
+from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number
+from .memory import Memory
 from .nest import Values, constant_mask
 
 

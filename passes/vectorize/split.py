@@ -22,10 +22,11 @@ from ..domain import result_loops
 from ..phases import Phase
 from ..strategy import LoopStrategy
 from . import entry
-from .evaluate import Evaluator, Memory
+from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
 from .loops import Loops
+from .memory import Memory
 from .nest import Values, lane_loop, loop
 from .reduce import combine, combiner, neutral
 

@@ -17,9 +17,10 @@ from ...dialects.mlir import arith, func, ir, memref, scf, vector
 from .. import structure as st
 from ..strategy import LoopStrategy, staged
 from . import entry
-from .evaluate import Evaluator, Lookup, Memory, Tile, storage_type
+from .evaluate import Evaluator, Lookup
 from .kernel import KernelFunction
 from .lanes import Index, Number
+from .memory import Memory, Tile, storage_type
 from .nest import Values, constant_mask, lane_loop, loop
 
 
