@@ -146,8 +146,6 @@ def _reduce(b: GraphBuilder, x: T, write: Write, updates: T, reduce: str, includ
 
 @lowers(aten.scatter_reduce.two)
 def scatter_reduce(b: GraphBuilder, node: Any, x: T, dim: int, index: T, source: T, reduce: str, *, include_self: bool = True) -> T:
-    if same(product(index.shape), 0):
-        return x
     x, index, source = _lifted(b, x, index, source)
     _, write = _lines(b, x, dim, index)
     source = b.slice(source, [0] * x.rank, index.shape, [1] * x.rank)

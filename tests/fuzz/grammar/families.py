@@ -15,7 +15,7 @@ SPECIAL = (
 )
 UNARY = (
     *(s for s in SPECIAL if "log_softmax" not in s), "torch.polygamma(1, {})", "torch.polygamma(2, {})", "torch.mvlgamma({} + 2, 2)", "torch.isposinf({})", "torch.isneginf({})", "torch.rad2deg({})", "torch.angle({})", "torch.frexp({})[0]",
-    "torch.frexp({})[1]", "torch.real({})", "torch.special.zeta({} + 3, {} + 3)", "torch.special.xlog1py({}, {}.abs())", "torch.igamma({}.abs() + 1, {}.abs())", "F.rrelu({}, 0.1, 0.3)", "F.logsigmoid({})", "torch.fix({})", "torch.trapezoid({})", "F.gumbel_softmax({}, hard=True).sum(-1)",
+    "torch.frexp({})[1]", "torch.real({})", "torch.special.zeta({} + 3, {} + 3)", "torch.special.xlog1py({}, {}.abs())", "torch.igamma({}.abs() + 1, {}.abs())", "F.rrelu({}, 0.1, 0.3)", "F.logsigmoid({})", "torch.fix({})", "torch.trapezoid({})", "F.gumbel_softmax({}, hard=True).sum(-1).detach()",
     "F.dropout({}, 0.0)", "F.dropout({}, 1.0)", "torch.bernoulli({} * 0 + 1)", "torch.rand_like({}) * 0 + {}", "torch.empty_like({}).fill_(3)", "F.alpha_dropout({}, 0.0)", "torch.renorm({}, 2, 0, 1.0)", "torch.nn.functional.prelu({}, torch.tensor([0.25]).to({}.dtype))",
 )  # fmt: skip
 
@@ -124,7 +124,7 @@ def random_numbers(p: Program, c: Choices) -> bool:
             (
                 "F.dropout({v}, 0.5) * 0 + {v}", "F.dropout({v}, 0.0)", "torch.rand_like({v}) < 2", "torch.randn_like({v}) * 0 + 1", "torch.randint_like({v}, 3, 4)", "torch.randint(2, 3, {v}.shape)", "torch.normal({v}, 0.0)", "torch.empty_like({v}).uniform_(2, 2)", "{v}.clone().normal_(2, 0)",
                 "torch.empty_like({v}).bernoulli_(1.0)", "torch.bernoulli(torch.ones_like({v}))", "torch.empty_like({v}).geometric_(1.0)", "torch.empty_like({v}).random_(3, 4)", "torch.empty_like({v}).exponential_() > -1", "torch.empty_like({v}).cauchy_() * 0 == 0", "torch.empty_like({v}).log_normal_(0, 0)",
-                "torch.randperm(5).sort()[0]", "torch.multinomial(torch.eye(4)[1], 3, replacement=True)", "F.feature_dropout({v}, 0.0)" if v.dim >= 2 else "F.dropout({v}, 1.0)", "F.gumbel_softmax({v}, dim={d}, hard=True).sum({d})" if v.dim else "torch.rand(3).shape[0] * {v}",
+                "torch.randperm(5).sort()[0]", "torch.multinomial(torch.eye(4)[1], 3, replacement=True)", "F.feature_dropout({v}, 0.0)" if v.dim >= 2 else "F.dropout({v}, 1.0)", "F.gumbel_softmax({v}, dim={d}, hard=True).sum({d}).detach()" if v.dim else "torch.rand(3).shape[0] * {v}",
             )
         ).format(v=v, d=d)
     )  # fmt: skip
