@@ -71,11 +71,6 @@ def _is_free(op: ir.Operation) -> bool:
     return len(body) == 1
 
 
-def _can_fail(op: ir.Operation) -> bool:
-    """Whether an op checks what it reads: an index, a divisor."""
-    return op.name == "linalg.generic" and any(o.name == "cf.assert" for o in st.body_ops(op))
-
-
 class _Fusion:
     def __init__(self, block: ir.Block, shapes: st.Shapes, weights: set[ir.Value]) -> None:
         self.ops = [st.operation(o) for o in block.operations]
@@ -92,6 +87,7 @@ class _Fusion:
         self.sources = {op: [p for v in reads if (p := maker(v)) is not None] for op, reads in self.reads.items()}
         for op, before in st.ordered(self.ops).items():
             self.sources[op].append(before)
+        self.written = self._written()
 
     def run(self) -> None:
         for op in self.ops:
@@ -100,6 +96,16 @@ class _Fusion:
             elif st.kind(op) == "call":  # a group of its own, for good
                 self.group_of[op] = self.position[op]
                 self.groups[self.position[op]] = [op]
+
+    def _written(self) -> dict[ir.Operation, int]:
+        """For each op that depends on a write to an input: where the last such write is."""
+        out: dict[ir.Operation, int] = {}
+        for op in self.ops:
+            own_write = [self.position[op]] if own.CHECK_FIRST in op.attributes else []
+            before = own_write or [out[p] for p in self.sources.get(op, ()) if p in out]
+            if before:
+                out[op] = max(before)
+        return out
 
     def write(self) -> None:
         """Put groups and reasons on the ops. Only when nothing is asked of them any more: their hash depends on their attributes."""
@@ -182,7 +188,7 @@ class _Fusion:
             return "depends on weights alone"
         if st.kind(consumer) == "scatter" and other in self._producers(consumer.operands[0]):
             return "a scatter writes into memory that is filled before"
-        if own.CHECK_FIRST in consumer.attributes and any(_can_fail(op) for op in self.groups[other]):
+        if own.CHECK_FIRST in consumer.attributes and any(st.can_fail(op) for op in self.groups[other]):
             return "nothing is written to an input before all checks"
         if self._anchored(current) and self._anchored(other) and not st.siblings(self._anchors(current) + self._anchors(other)):
             return "two anchors"
@@ -196,6 +202,9 @@ class _Fusion:
             return "too many ops"
         if self._reaches(other, current) or self._reaches(current, other):
             return "a value would leave the kernel and come back"
+        last = max((self.written[op] for op in ops if op in self.written), default=-1)
+        if any(st.can_fail(op) for op in ops if self.position[op] < last):
+            return "nothing is written to an input before the checks that come before it"
         return self._invalid(ops)
 
     def _invalid(self, ops: list[ir.Operation]) -> str | None:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ..dialects import own
 from ..dialects.mlir import func, ir
 from ..dialects.sizes import Extent
 from . import structure as st
@@ -52,6 +53,10 @@ class _Outline:
         self.bodies: list[_Body] = []
         self.by_text: dict[str, int] = {}
         self.replaced: list[ir.Operation] = []
+        self.checks: list[tuple[int, ir.Operation]] = []
+        """Where the first op of a kernel is that may fail, and the kernel's call."""
+        self.writes: list[tuple[int, ir.Operation]] = []
+        """Where an op is that writes to an input in place, and the call of its kernel."""
         self.result_strides = self._written(writes)
 
     def _written(self, writes: Sequence[int]) -> dict[int, ir.Value]:
@@ -61,11 +66,20 @@ class _Outline:
 
     def run(self) -> list[Kernel]:
         groups: dict[int, list[ir.Operation]] = {}
-        for op in [st.operation(o) for o in self.block.operations]:
+        checks: dict[int, int] = {}
+        writes: dict[int, int] = {}
+        for at, op in enumerate([st.operation(o) for o in self.block.operations]):
             if "mlirc.group" in op.attributes:
-                groups.setdefault(ir.IntegerAttr(op.attributes["mlirc.group"]).value, []).append(op)
-        for ops in groups.values():
-            self._replace(ops)
+                number = ir.IntegerAttr(op.attributes["mlirc.group"]).value
+                groups.setdefault(number, []).append(op)
+                if st.can_fail(op):
+                    checks.setdefault(number, at)
+                if own.CHECK_FIRST in op.attributes:
+                    writes[number] = at
+        for number, ops in groups.items():
+            call = self._replace(ops)
+            self.checks += [(checks[number], call)] if number in checks else []
+            self.writes += [(writes[number], call)] if number in writes else []
         # Not sooner: a new op may get the address of an erased one, and with it what is remembered about it.
         for o in sorted(self.replaced, key={st.operation(o): i for i, o in enumerate(self.block.operations)}.__getitem__, reverse=True):
             if not any(True for r in o.results for _ in r.uses):
@@ -75,7 +89,8 @@ class _Outline:
             kernel.located = body.located()
         return self.kernels
 
-    def _replace(self, ops: list[ir.Operation]) -> None:
+    def _replace(self, ops: list[ir.Operation]) -> ir.Operation:
+        """The call of the kernel that these ops become."""
         members, stored = with_views(ops)
         members.sort(key=functools.cmp_to_key(lambda a, b: -1 if a != b and a.is_before_in_block(b) else int(a != b)))
         body = _Body(self, members, stored)
@@ -99,6 +114,7 @@ class _Outline:
         for old, new in zip(stored, op.results):
             old.replace_all_uses_with(new)
         self.replaced += members
+        return op
 
     def _share(self, body: "_Body", ops: list[ir.Operation]) -> int:
         text = body.text()
@@ -117,7 +133,11 @@ class _Outline:
         return index
 
     def _sort(self) -> None:
-        """Put the block in an order in which values are defined before they are used; writes to inputs come last."""
+        """Put the block in an order in which values are defined before they are used.
+
+        Writes to inputs come last. Those made in place come after the checks that come before them in the program: an input is
+        as it was if one of these fails.
+        """
         operations = [st.operation(o) for o in self.block.operations]
         last = operations[-1]
         earlier = st.ordered(operations)
@@ -142,8 +162,11 @@ class _Outline:
                         done.add(current)
                         current.move_before(last)
 
+        first = {op: [check for at, check in self.checks if at < place_of and check != op] for place_of, op in self.writes}
         for op in operations[:-1]:
             if "mlirc.write" not in op.attributes:
+                for check in first.get(op, ()):
+                    place(check)
                 place(op)
         for op in operations[:-1]:
             place(op)

@@ -172,6 +172,13 @@ def uses_index(op: ir.Operation) -> bool:
     return any(o.name == "linalg.index" for o in body_ops(op))
 
 
+def can_fail(op: ir.Operation) -> bool:
+    """Whether an op of a kernel checks what it reads: an index, a divisor."""
+    if op.name == "linalg.generic":
+        return any(o.name == "cf.assert" for o in body_ops(op))
+    return op.name in ("mlirc.scatter", "mlirc.bucket")
+
+
 @remembered
 def tensors_read(op: ir.Operation) -> list[ir.Value]:
     """All tensors that an op reads, those of its region included, but not inits."""

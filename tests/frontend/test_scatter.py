@@ -228,6 +228,39 @@ def test_nothing_is_written_if_an_update_cannot_be_computed(f, kind, bad, width,
     torch.testing.assert_close(cache, expected)
 
 
+def checked_before(cache, i, v, z, j):
+    y = z[j]
+    cache.index_add_(0, i, v)
+    return y + 1
+
+
+def checked_in_the_kernel_of_a_reader(cache, i, v, z, j):
+    y = z[j]
+    cache.index_add_(0, i, v)
+    return y + cache.sum(0)
+
+
+def checked_before_the_second(cache, i, v, z, j):
+    cache.index_add_(0, i, v)
+    y = z[j] * 2
+    z.index_add_(0, i, v)
+    return (y + cache.sum(0)).relu()
+
+
+@pytest.mark.parametrize("f", [checked_before, checked_in_the_kernel_of_a_reader, checked_before_the_second])
+def test_what_fails_before_a_write_leaves_inputs_alone(f):
+    """As in eager mode, though what is computed is wanted only after it."""
+    compiled = torch.compile(f, backend="mlirc", options={"strict": True})
+    args = R(40, 7), torch.arange(30), R(30, 7), R(40, 7), torch.arange(20)
+    theirs, ours = ([t.clone() for t in args] for _ in range(2))
+    torch.testing.assert_close(compiled(*ours), f(*theirs))
+    for t in (theirs, ours):
+        t[4][11] = 40
+        with pytest.raises(IndexError):
+            (f if t is theirs else compiled)(*t)
+    torch.testing.assert_close(ours, theirs)
+
+
 def twice(cache, i, v):
     cache.index_copy_(0, i, v)
     cache[i + 1] = v * 2
