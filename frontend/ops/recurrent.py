@@ -89,6 +89,8 @@ def lstm_layer(
     steps, n, _ = x.shape
     if not isinstance(steps, int):
         raise Unsupported("a recurrent layer over a number of steps known only at run time")
+    if not all(isinstance(n, int) for n in w_hh.shape):
+        raise Unsupported("a recurrent layer of a number of units known only at run time")
     if mode != LSTM or layers != 1 or both or batch_first or train or sizes:
         raise Unsupported("a recurrent layer of another kind than torch makes of nn.LSTM")
     d = compute_dtype(x.dtype)

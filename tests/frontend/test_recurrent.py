@@ -194,3 +194,18 @@ def test_a_layer_that_torch_took_apart():
         return [torch.ops.aten.mkldnn_rnn_layer.default(x, *w, h, c, reverse, *rest)[:3] for reverse in (False, True)]
 
     infer(f, R(5, 3, 8), w, R(1, 3, 16), R(1, 3, 16))
+
+
+def test_one_step_of_a_number_of_units_known_only_at_run_time():
+    """Weights that are arguments, and steps that another graph was compiled for."""
+
+    def f(x, w, u):
+        h = torch.zeros(1, 1, u.shape[1])
+        return torch.lstm(x[None] * 2, (h, h), [w, u], False, 1, 0.0, False, False, True)
+
+    compiled = torch.compile(f, backend="mlirc", dynamic=True, options={"strict": True})
+    w, u = torch.randn(32, 9), torch.randn(32, 8)
+    with torch.no_grad():
+        for steps in (4, 132, 1):
+            x = torch.randn(steps, 9)
+            torch.testing.assert_close(compiled(x, w, u), f(x, w, u))
