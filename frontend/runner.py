@@ -15,6 +15,7 @@ from ..errors import CompileError
 from ..runtime.program import Program
 from ..runtime.weights import WeightTable
 from .aten import laid_out
+from .backward_inputs import BackwardInputs
 from .evaluate import evaluator
 from .imported import ImportedGraph, OutputSpec, TensorSpec
 from .philox import draw_seeds
@@ -54,6 +55,7 @@ class Runner:
         self.seeds = graph.seeds
         self.idle = not program.plan.steps
         self.plain = not self.constants and not self.seeds and self.tensors == list(range(len(graph.inputs)))
+        self.saved = BackwardInputs(graph) if report.direction == "backward" else None
         self.weights = weights
         self.report = report
         self._weights_of = itemgetter(*weight_inputs) if len(weight_inputs) > 1 else lambda x: (x[weight_inputs[0]],)
@@ -62,6 +64,7 @@ class Runner:
         if forward_ad._current_level >= 0:
             _check_tangents(args)
         sizes = [read(args) for read in self.sizes] if self.sizes else ()
+        moved = self.saved.prepare(args, sizes) if self.saved is not None else ()
         if self.constants or self.seeds:
             args.extend(self.constants)
             args.extend(draw_seeds(self.seeds).unbind() if self.seeds else ())
@@ -75,6 +78,8 @@ class Runner:
         if not self.idle:
             tensors = args if self.plain else self._pick(args)
             self._run(tensors, outputs, sizes)
+        for tensor, copy in moved:
+            tensor.copy_(copy)
         for i, strides in self.gaps:
             results[i] = laid_out(results[i], tuple(strides(sizes)))
         for i, base, view in self.views:

@@ -182,6 +182,89 @@ def test_saved_tensors_with_gaps(cut, dynamic):
     agree(written, x, R(3, x.shape[1], requires_grad=True), dynamic=dynamic)
 
 
+def test_what_backward_graphs_are_given():
+    """Nothing but the backward graph itself sees to it that what it reads lies as in its trace."""
+
+    def f(x, w):
+        y = torch.tanh(x).t()
+        return (y @ w).exp().permute(1, 0) @ w
+
+    def gradients(f, x, w, packed, unpacked):
+        with torch.autograd.graph.saved_tensors_hooks(packed, unpacked):
+            y = f(x, w)
+        return torch.autograd.grad(y.sum(), (x, w))
+
+    def contiguous(t):
+        return t.clone(memory_format=torch.contiguous_format)
+
+    def turned(t):
+        return t.mT.contiguous().mT if t.dim() > 1 else t
+
+    for dynamic in (False, True):
+        ours = compiled(f, dynamic=dynamic)
+        for n in (6, 17, 17):
+            x, w = (R(n, n, dtype=torch.float64, requires_grad=True) for _ in range(2))
+            for packed in (lambda t: t, contiguous, turned, torch._neg_view, lambda t: torch.stack([t, t], -1)[..., 1]):
+                unpacked = torch.neg if packed is torch._neg_view else (lambda t: t)
+                expected, got = (gradients(g, x, w, packed, unpacked) for g in (f, ours))
+                torch.testing.assert_close(got, expected)
+            with pytest.raises(RuntimeError, match="saved"):
+                gradients(ours, x, w, lambda t: t, lambda t: t[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+def test_lazy_gradients_of_outputs(dtype):
+    """A gradient that comes as a conjugate or negative still to be made, after one that does not, and before."""
+
+    def f(x):
+        return x * x, x
+
+    ours = compiled(f)
+    x, plain = R(5, 7, dtype=dtype, requires_grad=True), R(5, 7, dtype=dtype)
+    for g in (plain, torch._neg_view(plain), plain.conj(), torch._neg_view(plain).conj(), plain):
+        expected, got = (torch.autograd.grad(h(x), x, (g, plain)) for h in (f, ours))
+        torch.testing.assert_close(got, expected)
+
+
+def test_parameters_moved_before_backward():
+    net = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 3))
+    ours = compiled(net)
+    x = R(2, 8, 9, 9, requires_grad=True)
+    for memory_format in (torch.channels_last, torch.contiguous_format, torch.channels_last):
+        outputs = [g(x).sum() for g in (net, ours)]
+        net.to(memory_format=memory_format)
+        expected, got = (torch.autograd.grad(y, x) for y in outputs)
+        torch.testing.assert_close(got, expected)
+    y = ours(x).sum()
+    net[0].weight.data = torch.empty(0)
+    with pytest.raises(RuntimeError, match="saved"):
+        y.backward()
+
+
+class Counted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, count):
+        ctx.save_for_backward(count)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.saved_tensors[0].add_(g)
+        return g * 2, None
+
+
+def test_what_backward_graphs_write_to():
+    def run(f, change):
+        x, count = torch.ones(4, 6, requires_grad=True), torch.zeros(4, 6)
+        y = f(x, count)
+        count.data = change(count)
+        return torch.autograd.grad(y, x, torch.full((4, 6), 3.0)), count, count.stride()
+
+    ours = compiled(lambda x, count: Counted.apply(x, count))
+    for change in (lambda t: t, lambda t: t.mT.contiguous().mT, lambda t: t):
+        torch.testing.assert_close(run(ours, change), run(Counted.apply, change))
+
+
 def test_accumulated_gradients():
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
     other = copy.deepcopy(net)
