@@ -151,7 +151,7 @@ MAX_STEPS = 1024
 
 
 def replace_layers(gm: torch.fx.GraphModule) -> None:
-    """Replace the recurrent layers of Dynamo's graph, in place, where the numbers of steps and of units are known."""
+    """Replace the recurrent layers of Dynamo's graph, in place, except where oneDNN walks over a number of steps known only at run time."""
     for module in gm.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
@@ -176,9 +176,12 @@ def _layers(
     directions = 2 if both else 1
     each = 4 if biases else 2
     sizes = [steps, *(w.shape[0] for w in params[::each]), *(n for w in params[1::each] for n in w.shape)]
-    if not all(isinstance(n, int) for n in sizes) or not 0 < steps <= MAX_STEPS or len(params) != layers * directions * each:
-        return original(x, hx, params, biases, layers, dropout, train, both, batch_first)
     h0, c0 = hx if kind == "lstm" else (hx, None)
+    if kind != "lstm" or decompositions.select_one_layer_lstm_function(x, hx, [params]) is decompositions.one_layer_lstm:
+        # torch would unroll it, which is good for this number of steps alone, too, and takes several times as long to trace.
+        steps, *sizes = map(int, sizes)
+    if not all(isinstance(n, int) for n in (steps, *sizes)) or not 0 < steps <= MAX_STEPS or len(params) != layers * directions * each:
+        return original(x, hx, params, biases, layers, dropout, train, both, batch_first)
     x = x.transpose(0, 1) if batch_first else x
     hs, cs = [], []
     for layer in range(layers):

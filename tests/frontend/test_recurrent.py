@@ -10,6 +10,7 @@ from torch._dynamo.utils import counters
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mlirc.frontend.recurrent import recurrent, recurrent_backward
+from mlirc.frontend.report import recorded
 from mlirc.tests.frontend.compare import kernels, left_to_aten, replica
 
 R = torch.randn
@@ -209,3 +210,20 @@ def test_one_step_of_a_number_of_units_known_only_at_run_time():
         for steps in (4, 132, 1):
             x = torch.randn(steps, 9)
             torch.testing.assert_close(compiled(x, w, u), f(x, w, u))
+
+
+@pytest.mark.parametrize("kind,gates", [("lstm", 4), ("gru", 3)])
+def test_symbolic_sizes_in_training(kind, gates):
+    """Steps and units become numbers where torch would unroll the layer: it is one op of the graph, and not ten for a step."""
+
+    def f(x, w, u):
+        h = torch.zeros(1, 1, 3)
+        return getattr(torch, kind)(x[None] * 2, (h, h) if kind == "lstm" else h, [w, u], False, 1, 0.0, False, False, True)[0]
+
+    compiled = torch.compile(f, backend="mlirc", dynamic=True, options={"strict": True})
+    for steps in (12, 7):
+        args = [R(steps, 5), R(3 * gates, 5).requires_grad_(), R(3 * gates, 3).requires_grad_()]
+        ours, eager = compiled(*args), f(*args)
+        torch.testing.assert_close(ours, eager)
+        torch.testing.assert_close(torch.autograd.grad(ours.sum(), args[1:]), torch.autograd.grad(eager.sum(), args[1:]), rtol=1e-4, atol=1e-5)
+        assert not left_to_aten() and recorded()[-2].nodes < 30
