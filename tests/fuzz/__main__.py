@@ -26,7 +26,7 @@ CHUNK = 40
 @click.option("--seed", default=0, show_default=True, help="First seed; each is good for about 40 programs.")
 @click.option("--out", default="fuzz-results", show_default=True, type=click.Path(path_type=Path), help="Folder for results and reproducers.")
 @click.option("--shrink/--no-shrink", default=True, show_default=True, help="Look for the smallest program that fails.")
-@click.option("--part", type=click.Choice(PARTS), help="A part of the grammar to take half of the ops from.")
+@click.option("--part", type=click.Choice(PARTS), help="A part of the grammar to take half of the ops from; `failing`: programs that raise.")
 @click.option("--run", "program", type=click.Path(path_type=Path, exists=True), help="Run one reproducer, in this process.")
 def main(count: int, jobs: int, seed: int, out: Path, shrink: bool, part: str | None, program: Path | None) -> None:
     """Compile COUNT random programs and compare them with eager mode.

@@ -91,6 +91,8 @@ class Program:
     lines: list[str] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     results: list[str] = field(default_factory=list)
+    failing: tuple[int, str] | None = None
+    """A line that raises, and before which of the others."""
 
     def __post_init__(self) -> None:
         self.envs: list[dict[str, Any]] = [self._fresh(s) for s in self.sizes]
@@ -257,7 +259,10 @@ class Program:
         parameters = ", ".join(f"n{i}" for i in range(len(self.sizes[0])))
         names = ", ".join(name for name, _ in self.inputs)
         one = "," if len(self.inputs) == 1 else ""
-        body = [*self.lines, f"return {', '.join(self.results)}{',' if len(self.results) == 1 else ''}"]
+        lines = list(self.lines)
+        if self.failing:
+            lines.insert(*self.failing)
+        body = [*lines, f"return {', '.join(self.results)}{',' if len(self.results) == 1 else ''}"]
         if self.weights:
             own = ", ".join(w.name for w in self.weights)
             body.insert(0, f"{own} = {', '.join(f'm.{w.name}' for w in self.weights)}")
@@ -273,7 +278,8 @@ class Program:
             ]
         else:
             function = [f"def f({names}):", *(f"    {line}" for line in body)]
-        imports = ["from mlirc.tests.fuzz.check import check", "from mlirc.tests.fuzz.tensors import tensor"]
+        check = "check_errors" if self.failing else "check"
+        imports = [f"from mlirc.tests.fuzz.{'errors' if self.failing else 'check'} import {check}", "from mlirc.tests.fuzz.tensors import tensor"]
         if "custom." in "".join(body):
             imports.insert(0, "from mlirc.tests.fuzz import custom")
         arguments = [
@@ -300,7 +306,7 @@ class Program:
                 *function,
                 "",
                 "",
-                f"check({', '.join(arguments)})",
+                f"{check}({', '.join(arguments)})",
                 "",
             ]
         )

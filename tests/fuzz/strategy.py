@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from .choices import Choices
 from .grammar import rules
+from .grammar.failing import failing
 from .grammar.rules import DTYPES, FLOATS
 from .program import Program
 from .tensors import KINDS
 
 NUMBERS = st.lists(st.integers(0, 999), min_size=10, max_size=10)
-SETTING = st.lists(st.integers(0, 999), min_size=40, max_size=40)
-RESULTS, KEPT = 14, 24
-"""Where in the setting the numbers for the results begin, and those for what a module keeps."""
+SETTING = st.lists(st.integers(0, 999), min_size=46, max_size=46)
+RESULTS, KEPT, FAILING = 14, 24, 40
+"""Where in the setting the numbers for the results begin, those for what a module keeps, and those for a line that raises."""
 SIZES = (3, 2, 5, 1, 4, 7, 8, 13, 16, 17, 6, 31, 33, 64, 9, 3, 2, 5, 1, 4, 7, 8, 13, 16, 0)
 MORE_THAN_ONE = tuple(n for n in SIZES if n > 1)
 
@@ -31,7 +32,7 @@ def build(setting: Sequence[int], inputs: Sequence[Sequence[int]], steps: Sequen
     sizes: list[tuple[int, ...]] = _sizes(c) if dynamic else [()] * c.pick((1, 2, 1) if not kept else (3, 2, 4))
     if dynamic and kept:
         sizes += sizes[-1:]
-    p = Program(sizes, dynamic, grad, wild, Choices(setting[KEPT:]) if kept else None, dynamic and c.chance(5))
+    p = Program(sizes, dynamic, grad, wild, Choices(setting[KEPT:FAILING]) if kept else None, dynamic and c.chance(5))
     for numbers in inputs:
         p.add_input(_input(p, Choices(numbers)))
     if not p.inputs:
@@ -44,7 +45,20 @@ def build(setting: Sequence[int], inputs: Sequence[Sequence[int]], steps: Sequen
             table[which - 1](p, c)
     if not p.lines or not _choose_results(p, Choices(setting[RESULTS:])):
         return None
+    _fail(p, Choices(setting[FAILING:]), part)
     return p
+
+
+def _fail(p: Program, c: Choices, part: str) -> None:
+    """Let a few programs raise: those of a part of the grammar that is named `failing`, and one in sixteen."""
+    if not c.chance(16) and part != "failing":
+        return
+    at = c.below(len(p.lines) + 1)
+    made = [v for line in p.lines[:at] for v in line.partition(" = ")[0].split(", ") if v.startswith("v") and v.isalnum()]
+    tensors = [v.name for v in p.values if v.name[0] != "v" or v.name in made]
+    line, makes = failing(c, tensors, [v.name for v in p.values if v.name in tensors and v.dim], "bad")
+    p.failing = at, line
+    p.results += ["bad"] * makes
 
 
 def _sizes(c: Choices) -> list[tuple[int, ...]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+
 import pytest
 import torch
 
@@ -9,7 +12,7 @@ from mlirc.tests.fuzz.__main__ import main
 from mlirc.tests.fuzz.chunk import run_chunk
 from mlirc.tests.fuzz.executor import Failure
 from mlirc.tests.fuzz.grammar import PARTS
-from mlirc.tests.fuzz.program import Program
+from mlirc.tests.fuzz.program import INVALID, Program
 
 
 class Eager:
@@ -21,9 +24,15 @@ class Eager:
 
     def check(self, source: str) -> None:
         self.sources.append(source)
-        exec(source.replace("from mlirc.tests.fuzz.check import check", ""), {"check": self.call})
+        source_alone = re.sub(r"from mlirc.tests.fuzz.(check|errors) import .*", "", source)
+        exec(source_alone, {"check": self.call, "check_errors": self.call_that_raises})
         if self.wrong and self.wrong in source:
             raise Failure("values", "made up", source)
+
+    def call_that_raises(self, *args, **kwargs) -> None:
+        """In place of `check_errors`."""
+        with contextlib.suppress(*INVALID):
+            self.call(*args, **kwargs)
 
     def call(self, f, inputs, sizes, dynamic, grad, between=None) -> None:
         """In place of `check`."""

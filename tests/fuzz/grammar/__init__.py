@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import arithmetic, changes, families, indexing, layers, masks, meetings, opaque, reductions, state, views
 from .rules import RULES, Rule
 
-PARTS = tuple(dict.fromkeys(r.__module__.rpartition(".")[2] for r in RULES))
+PARTS = (*dict.fromkeys(r.__module__.rpartition(".")[2] for r in RULES), "failing")
 """Names of the files: what `--part` asks for more of."""
 
 

@@ -1,0 +1,76 @@
+"""`check_errors`: a compiled function raises where the function does, and leaves its inputs as they were or as eager mode has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch._dynamo.exc import BackendCompilerFailed
+
+from .check import OPTIONS, Difference
+from .noise import near
+
+
+def check_errors(
+    f: Callable[..., Any],
+    inputs: Callable[..., tuple[torch.Tensor, ...]],
+    sizes: Sequence[tuple[int, ...]] = ((),),
+    dynamic: bool | None = False,
+    grad: bool = False,
+    between: Callable[[Any, int], None] | None = None,
+) -> None:
+    """Raises Difference. Arguments as for `check`; values of calls that do not fail are what `check` is for."""
+    arguments = f, inputs, sizes, dynamic, grad, between
+    try:
+        _check(*arguments, "mlirc", OPTIONS)
+    except Difference as e:
+        try:
+            _check(*arguments, "aot_eager", None)
+        except Difference as other:
+            e.by_torch = other.kind == e.kind
+        raise
+
+
+def _check(f, inputs, sizes, dynamic, grad, between, backend, options) -> None:  # type: ignore[no-untyped-def]
+    torch._dynamo.reset()
+    ours = f() if isinstance(f, type) else None
+    compiled = torch.compile(ours or f, backend=backend, dynamic=dynamic, options=options)
+    for call, s in enumerate(sizes):
+        theirs = f() if isinstance(f, type) else f
+        if between and call:
+            between(ours, call)
+            for n in range(1, call + 1):
+                between(theirs, n)
+        fresh = inputs(*s)
+        args = [inputs(*s), inputs(*s)]
+        expected, got = _error(theirs, args[0], grad), _error(compiled, args[1], grad)
+        where = f"sizes {s}: " if s else ""
+        if expected is None and got is not None:
+            raise Difference("error", f"{where}{type(got).__name__}: {got}")
+        if expected is not None and got is None:
+            raise Difference("no error", f"{where}instead of {type(expected).__name__}: {expected}")
+        if isinstance(got, BackendCompilerFailed):
+            raise Difference("message", f"{where}{type(got).__name__}: {got} instead of {type(expected).__name__}: {expected}")
+        if got is None:
+            continue
+        for i, (x, before, after) in enumerate(zip(args[1], fresh, args[0])):
+            x, before, after = x.detach(), before.detach(), after.detach()
+            if x.shape != before.shape or x.shape != after.shape:
+                continue
+            if not near(before, x, x.dtype).all() and not near(after, x, x.dtype).all():
+                raise Difference("written", f"{where}input {i} is neither what it was before nor what eager mode leaves: {type(got).__name__}: {got}")
+
+
+def _error(f: Callable[..., Any], args: Sequence[torch.Tensor], grad: bool) -> Exception | None:
+    if grad:
+        for x in args:
+            if x.is_floating_point() and x._base is None:
+                x.requires_grad_()
+    try:
+        with torch.set_grad_enabled(grad):
+            f(*args)
+    except Exception as e:
+        return e
+    return None
