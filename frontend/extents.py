@@ -93,11 +93,13 @@ def _quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
 
 
 def normal(size: object) -> Extent:
-    """An int where the size is one, else the sympy expression."""
+    """An int where the size is one, else the sympy expression. Of a condition, likewise."""
     if isinstance(size, int):
         return size
     if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         size = size.node.expr
+    if isinstance(size, sympy.logic.boolalg.Boolean):
+        return _signed(size) if size.free_symbols else bool(size)
     if isinstance(size, sympy.Expr):
         if size.is_Integer:
             return int(size)

@@ -31,6 +31,7 @@ from . import philox, refusals
 from .dtypes import STORABLE, SUPPORTED, mlir_type
 from .extents import Extent, Guards, guards, normal, rounded, same
 from .graph_builder import GraphBuilder, Scalar, T
+from .graph_checks import check_inputs, check_nodes
 from .imported import AtenCall, ImportedGraph, OutputSpec, Slot, TensorSpec, source_of
 from .memory_order import dense, fills, inverse, memory_order, packed, tensor_spec, tensor_strides
 from .ops.strided import just_written
@@ -74,7 +75,7 @@ class _Importer:
         nodes = list(self.gm.graph.nodes)
         places = [n for n in nodes if n.op == "placeholder"]
         check_inputs(places)
-        check_devices(nodes)
+        check_nodes(nodes)
         places += self._constants(nodes)
         seeds = [n for n in nodes if n.target is philox.ops.seed.default]
         self.graph.seeds = len(seeds)
@@ -395,36 +396,6 @@ class _Importer:
         return ir.Location.name(n.name)
 
 
-def check_inputs(places: Sequence[torch.fx.Node]) -> None:
-    """Raises LeaveGraph if the program cannot take one of these placeholders."""
-    for n in places:
-        value = n.meta.get("val")
-        # A float that sizes give (label smoothing saves one for backward) is computed anew from these.
-        given = isinstance(value, torch.SymFloat) and all(s.is_integer for s in value.node.expr.free_symbols)
-        if isinstance(value, (torch.SymFloat, torch.SymBool)) and not given:
-            raise LeaveGraph(f"the input {n.name} is a {type(value).__name__}", node=n.name)
-        if not isinstance(value, torch.Tensor):
-            continue
-        what = {
-            f"on {value.device}": value.device.type != "cpu",
-            f"{value.layout}": value.layout != torch.strided,
-            f"a {type(value).__name__}": type(value) not in (FakeTensor, torch.Tensor, torch.nn.Parameter),
-            f"of {value.dtype}": value.dtype not in STORABLE,
-            "a lazy conjugate": value.is_conj() or value.is_neg(),
-        }
-        for reason, wrong in what.items():
-            if wrong:
-                raise LeaveGraph(f"the input {n.name} is {reason}", node=n.name)
-
-
-def check_devices(nodes: Sequence[torch.fx.Node]) -> None:
-    """Raises LeaveGraph for a tensor that is made elsewhere than on the CPU: kernels would make it there."""
-    for n in nodes:
-        for value in torch.utils._pytree.tree_leaves(n.meta.get("val")):
-            if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-                raise LeaveGraph(f"{n.name} is on {value.device}", node=n.format_node(), source=source_of(n))
-
-
 def _symbolic(value: Any) -> list[torch.SymInt]:
     """The SymInts in a node's value."""
     leaves = torch.utils._pytree.tree_leaves(value)
@@ -442,7 +413,7 @@ def _extents(n: torch.fx.Node) -> list[sympy.Expr]:
         elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             extents = [value.node.expr]
         for x in extents:
-            x = normal(x) if isinstance(x, (torch.SymInt, sympy.Expr)) else x
+            x = normal(x) if isinstance(x, (torch.SymInt, sympy.Basic)) else x
             if isinstance(x, sympy.Basic):
                 out.append(x)
     return out

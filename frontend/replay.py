@@ -42,8 +42,9 @@ def aliases_of_inputs(n_outputs: int) -> dict[int, int]:
     metadata = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
     if metadata is None:
         return {}
-    first = metadata.num_mutated_inp_runtime_indices
-    found = {first + i: o.base_idx for i, o in enumerate(metadata.output_info) if o.output_type is OutputType.alias_of_input}
+    tokens = len(metadata.tokens)  # of ops with effects: the first inputs and outputs
+    first = tokens + metadata.num_mutated_inp_runtime_indices
+    found = {first + i: tokens + o.base_idx for i, o in enumerate(metadata.output_info) if o.output_type is OutputType.alias_of_input}
     return {i: base for i, base in found.items() if i < n_outputs}
 
 

@@ -166,7 +166,7 @@ def _output(spec: OutputSpec, graph: ImportedGraph) -> tuple[Callable[[list[Any]
     if spec.replay is not None:
         return replayer(spec.replay, graph.symbols), False
     if spec.kind != "tensor":
-        if isinstance(spec.number, sympy.Expr):
+        if isinstance(spec.number, sympy.Basic):
             compute = evaluator([spec.number], graph.symbols)
             return lambda args, sizes: compute(sizes)[0], False
         return lambda args, sizes: spec.number, False

@@ -261,3 +261,32 @@ def test_scalars_and_empty_tensors():
     agree(lambda x, y: (x + y, x * 2, y.sum(), x.add_(1), x[None], y.reshape(())), torch.tensor(2.0), torch.tensor([3.0]))
     agree(lambda x: (x + 1, x.sum(), x.t(), x @ x.t(), x.add_(1), torch.cat([x, x])), R(0, 4))
     agree(lambda x: (x.exp(), x.amax(1), x.softmax(0)), R(4, 0, 3).transpose(0, 1).contiguous()[:0])
+
+
+def test_views_of_inputs_beside_ops_with_effects(noted):
+    """Tokens are the first inputs and outputs of such a graph."""
+
+    def f(x, y, w):
+        before = noted(x)
+        x.add_(1)
+        return before, x.t(), y.view(-1), noted(y * 2), y, y[1:], w * w, w.t()
+
+    for dynamic in (False, True):
+        agree(f, R(3, 4), R(5, 4), R(3, 3), dynamic=dynamic)
+        agree(f, R(3, 4), R(5, 4), R(3, 3, requires_grad=True), dynamic=dynamic)
+
+
+@pytest.fixture
+def noted():
+    """An op with an effect."""
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    @torch.library.custom_op("mlirc_test::noted", mutates_args=())
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    noted.register_fake(torch.empty_like)
+    op = torch.ops.mlirc_test.noted.default
+    handle = _register_effectful_op(op, _EffectType.ORDERED)
+    yield op
+    handle.destroy()

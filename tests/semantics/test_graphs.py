@@ -258,6 +258,17 @@ def test_marked_sizes():
     agree(f, x, R(7, 5), ours=ours)
 
 
+def test_results_that_are_conditions_on_sizes():
+    def f(x):
+        a, b = x.shape
+        return a > 3, x * 2, a == b, x.numel() / 3
+
+    ours = compiled(f, dynamic=True)
+    for a, b in ((5, 4), (2, 4), (3, 7), (4, 4)):
+        agree(f, R(a, b), ours=ours)
+        agree(f, R(a, b, requires_grad=True), ours=ours)
+
+
 UNKNOWN = {
     "nonzero": lambda x: x.nonzero() * 2,
     "masked_select": lambda x: x[x > 0].exp() + 1,

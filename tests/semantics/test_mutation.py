@@ -305,6 +305,30 @@ def test_inputs_that_overlap_themselves(dynamic):
     agree(lambda x: x.as_strided((5, 4), (2, 3)) * 2, signal, dynamic=dynamic)
 
 
+WRITES_TO_WINDOWS = {
+    "one": lambda x: x[0].add_(1),
+    "a part of one": lambda x: x[1, :3].add_(1),
+    "an element of each": lambda x: x[:, 1].add_(1),
+    "those of the transposed": lambda x: x.t()[0].fill_(1),
+    "a diagonal": lambda x: x.diagonal().fill_(1),
+    "windows of one": lambda x: x[1].unfold(0, 2, 2).fill_(1),
+    "indexed": lambda x: x[1].index_fill_(0, torch.tensor([0, 2]), 5),
+}
+
+
+@MODES
+@pytest.mark.parametrize("write", WRITES_TO_WINDOWS)
+def test_writes_to_inputs_that_overlap_themselves(write, dynamic):
+    """The other elements in the same memory change too, before they are read, and stay so."""
+
+    def f(x, w):
+        WRITES_TO_WINDOWS[write](x)
+        return x * w
+
+    for w in (R(4), R(4, requires_grad=True)):
+        agree(f, R(12).unfold(0, 4, 1), w, dynamic=dynamic)
+
+
 def test_metadata_changes():
     def f(x, y, z):
         x.t_()
