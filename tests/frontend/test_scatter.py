@@ -152,6 +152,13 @@ def test_out_of_range(f, bad):
     compiled(x, torch.tensor([0, 3, 1]))
 
 
+@pytest.mark.parametrize("places", [[], [0], [7, 7]])
+def test_no_index_is_out_of_range_where_sums_have_no_elements(places):
+    n = len(places)
+    f = lambda x, y, i: (x.index_add(0, i, x.new_ones(n, 3)), y.index_add(0, i, x.new_ones(n, 0)), x.clone().index_add_(0, i, x.new_ones(n, 3)))  # noqa: E731
+    check(f, R(0, 3), R(3, 0), torch.tensor(places, dtype=torch.int64))
+
+
 def test_negative_is_out_of_range_but_for_index_put():
     compiled = torch.compile(lambda x, i: x.index_add(0, i, torch.ones(1, 3)), backend="mlirc")
     with pytest.raises(IndexError):
