@@ -121,7 +121,13 @@ def bernoulli(probabilities: torch.Tensor) -> torch.Tensor:
 
 @_decomposes(aten.bernoulli.p)
 def bernoulli_p(x: torch.Tensor, p: float = 0.5) -> Any:
-    return NotImplemented if not 0 <= p <= 1 else _like(x, lambda size: ops.bernoulli(_seed(), p, size)).to(x.dtype)
+    if not 0 <= p <= 1:
+        return NotImplemented
+    # A new tensor is row-major, whatever the layout of x. `x.bernoulli_()` is the same op once a graph is functional.
+    calls = torch.fx.traceback.get_current_meta().get("source_fn_stack")
+    if calls and calls[-1][1] in (torch.bernoulli, torch.Tensor.bernoulli, "bernoulli"):
+        return ops.bernoulli(_seed(), p, x.shape).to(x.dtype)
+    return _like(x, lambda size: ops.bernoulli(_seed(), p, size)).to(x.dtype)
 
 
 @_decomposes(aten.bernoulli.Tensor)

@@ -244,6 +244,8 @@ def test_memory_order():
     assert [y.stride() for y in compiled(f)(x)] == [x.stride()] * 4
     f = lambda x: (torch.bernoulli(x), torch.bernoulli(x[:, 1:]))  # noqa: E731
     assert [y.stride() for y in compiled(f)(x)] == [y.stride() for y in f(x)] == [(60, 20, 5, 1), (40, 20, 5, 1)]
+    f = lambda x: (torch.bernoulli(x, 0.3), x.bernoulli(0.3), x.permute(3, 2, 1, 0).bernoulli(0.3), x.clone().bernoulli_(0.3))  # noqa: E731
+    assert [y.stride() for y in compiled(f)(x)] == [y.stride() for y in f(x)] == [(60, 20, 5, 1)] * 2 + [(24, 6, 2, 1), x.stride()]
 
 
 def test_option_aten():
