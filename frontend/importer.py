@@ -204,9 +204,9 @@ class _Importer:
                     self.graph.outputs.append(OutputSpec("view", tensor=spec, base=base, offset=_distance(meta, values[base].meta["val"])))
                     continue
                 value = self.b.copy(self.env[x]) if x in self.placeholders else self.env[x]
-                filled = fills(meta, spec)
-                made = spec if filled else packed(meta, memory_order(meta))
-                self.graph.outputs.append(OutputSpec("tensor", tensor=made, gaps=None if filled else spec.strides))
+                made = spec if fills(meta, spec) else packed(meta, memory_order(meta))
+                exact = made is spec or any(same(s, 0) for s in spec.shape)  # where nothing lies, any strides will do
+                self.graph.outputs.append(OutputSpec("tensor", tensor=spec if exact else made, gaps=None if exact else spec.strides))
                 results.append(self._to_memory(value, meta, made).value)
         for i, value in self._writes.items():
             self.graph.writes.append(i)

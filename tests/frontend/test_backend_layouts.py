@@ -203,6 +203,18 @@ def test_broadcast_of_nothing():
     compare(lambda x: F.normalize(x, dim=1), R(3, 0, 4).requires_grad_())
 
 
+def test_strides_of_nothing():
+    """Eager's, where torch's description of the results has them."""
+
+    def f(x, y):
+        out = [x + 1, torch.zeros_like(x), x.new_zeros(0, 0, 3), x @ y[2:], F.pad(y, (-1, 0, -1, -1)), F.pad(y, (-1, 0)), y[:, 1:].t()]
+        return *out, y[2:, 1:].reshape(5, 0)
+
+    x, y = R(0, 0), R(2, 1)
+    got = torch.compile(f, backend="mlirc", options={"strict": True})(x, y)
+    assert [(tuple(t.shape), t.stride()) for t in got] == [(tuple(t.shape), t.stride()) for t in f(x, y)]
+
+
 def test_dead_ops():
     compare(lambda x: x.cumsum(0)[:, :0] + 1, R(3, 4))
     assert kernels() == ["k00_copy"]
