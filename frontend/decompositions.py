@@ -68,7 +68,7 @@ def _table(rng: str) -> dict[Any, Callable[..., Any]]:
             table[op] = f
         else:
             table.pop(op, None)
-    lowered = LOWERINGS.keys() - random.DECOMPOSITIONS.keys()
+    lowered = LOWERINGS.keys() - random.DECOMPOSITIONS.keys() - OWN.keys()
     table = {op: f for op, f in table.items() if op not in lowered and op not in kept}
     return {op: unless_refused(op, _in_own_memory(f) if _makes_tensors(op) else f) for op, f in table.items()}
 

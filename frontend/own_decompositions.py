@@ -128,6 +128,20 @@ def index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> to
     return torch._refs.index_fill(x, dim, torch.where(index < 0, index + size, index), value)
 
 
+def roll(x: torch.Tensor, shifts: Any, dims: Any = ()) -> Any:
+    """Of channels-last tensors, in the order of their memory: ATen puts two parts together, where that keeps the layout.
+
+    Torch describes all results as row-major ones. Such are those of others, and of shifts by nothing.
+    """
+    if not dims or x.dim() not in (4, 5) or torch._prims_common.suggest_memory_format(x) == torch.contiguous_format:
+        return NotImplemented
+    n = x.dim()
+    if any(isinstance(s, int) and (s == 0 or (isinstance(x.shape[d], int) and s % x.shape[d] == 0)) for s, d in zip(shifts, dims)):
+        return NotImplemented
+    rolled = aten.roll(x.movedim(1, -1), shifts, [0 if d % n == 0 else n - 1 if d % n == 1 else d % n - 1 for d in dims])
+    return rolled.movedim(-1, 1)
+
+
 def affine_grid_generator(theta: torch.Tensor, size: Sequence[Any], align_corners: bool) -> torch.Tensor:
     """The places of a result's elements in [-1, 1], 0 along a dim of one, through a map to each batch element's source.
 
@@ -164,6 +178,7 @@ def grid_sampler_2d(x: torch.Tensor, grid: torch.Tensor, mode: int, padding: int
 
 OWN: dict[Any, Any] = {
     aten.grid_sampler_2d.default: grid_sampler_2d,
+    aten.roll.default: roll,
     aten.affine_grid_generator.default: affine_grid_generator,
     aten.index_fill.int_Scalar: index_fill,
     aten.index_fill.int_Tensor: index_fill,

@@ -215,6 +215,19 @@ def test_strides_of_nothing():
     assert [(tuple(t.shape), t.stride()) for t in got] == [(tuple(t.shape), t.stride()) for t in f(x, y)]
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rolled_channels_last(dynamic):
+    def f(x):
+        one = [x.roll(1, 1), x.roll((-1, 2), (2, 3)), x.roll(-3, -1), x.roll((1, -1), (1, 1)), x.roll((1, 1, 1), (2, 0, 3))]
+        return *one, x.roll(0, 1), x.roll((1, 0), (1, 2)), x.roll(3), x[:, 1:, ::2].roll(1, 1), x.permute(0, 3, 1, 2).roll(1, 1)
+
+    compare(f, LAST, dynamic=dynamic)
+    compare(f, LAST.contiguous(), dynamic=dynamic)
+    compare(f, R(2, 5, 3, 4, 6).to(memory_format=torch.channels_last_3d)[:, :, 1], dynamic=dynamic)
+    compare(lambda x: (x.roll(1, 4), x.roll((1, 1), (1, 2))), R(2, 5, 3, 4, 6).to(memory_format=torch.channels_last_3d), dynamic=dynamic)
+    compare(lambda x: F.conv2d(x, x.new_ones(4, 5, 2, 2)).roll((1, 2), (1, 3)).sin(), LAST.clone(), dynamic=dynamic, strides=False)
+
+
 def test_dead_ops():
     compare(lambda x: x.cumsum(0)[:, :0] + 1, R(3, 4))
     assert kernels() == ["k00_copy"]
