@@ -35,10 +35,12 @@ from .memory_guards import guard_memory
 from .overlaps import check_overlaps
 from .random import keep_seeds
 from .recurrent import let_dynamo_trace_layers, replace_layers
+from .registration import allow_several_threads
 from .registry import LeaveGraph
 from .report import GraphReport, record
 from .runner import Runner
 
+allow_several_threads()
 forking.prepare()
 log.register()
 logger = log.get_logger("backend")

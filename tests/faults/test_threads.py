@@ -8,14 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import mlirc
+from mlirc.tests.faults.harness import succeeds
 
 STRICT = {"strict": True, "cache": False}
 
 
 def compiled(f, **kwargs):
-    # By name, two threads that look the backend up for the first time at once get "duplicate name" from torch's registry.
-    return torch.compile(f, backend=mlirc.backend, options=STRICT, **kwargs)
+    return torch.compile(f, backend="mlirc", options=STRICT, **kwargs)
 
 
 def at_once(n, run):
@@ -54,6 +53,24 @@ FUNCTIONS = [
     lambda x: (x.sort(0)[0] * 2, x.argmax(1)),
     lambda x: F.max_pool2d(x[None], 3, 1, 1).tanh(),
 ]
+
+
+def test_the_first_use_in_several_threads():
+    """The backend is imported while all of them look it up."""
+    succeeds("""
+        gate, failed = threading.Barrier(4), []
+        def run():
+            gate.wait()
+            try:
+                check()
+            except BaseException as e:
+                failed.append(e)
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        [t.start() for t in threads], [t.join() for t in threads]
+        assert not failed, failed
+        check(other)
+        assert "mlirc" in torch.compiler.list_backends()
+    """)
 
 
 def test_eight_threads_compile_different_functions():
