@@ -182,6 +182,11 @@ def _layers(
         steps, *sizes = map(int, sizes)
     if not all(isinstance(n, int) for n in (steps, *sizes)) or not 0 < steps <= MAX_STEPS or len(params) != layers * directions * each:
         return original(x, hx, params, biases, layers, dropout, train, both, batch_first)
+    expected = (layers * directions, x.shape[0 if batch_first else 1], params[1].shape[1])
+    for state in (h0, *([] if c0 is None else [c0])):
+        # In the words of the modules. ATen's own message would be another one for each fault, and oneDNN reads what is not there.
+        if tuple(state.shape) != expected:
+            raise RuntimeError(f"Expected hidden size {expected}, got {list(state.shape)}")
     x = x.transpose(0, 1) if batch_first else x
     hs, cs = [], []
     for layer in range(layers):

@@ -227,3 +227,27 @@ def test_symbolic_sizes_in_training(kind, gates):
         torch.testing.assert_close(ours, eager)
         torch.testing.assert_close(torch.autograd.grad(ours.sum(), args[1:]), torch.autograd.grad(eager.sum(), args[1:]), rtol=1e-4, atol=1e-5)
         assert not left_to_aten() and recorded()[-2].nodes < 30
+
+
+@pytest.mark.parametrize("f,gates", [(torch.rnn_tanh, 1), (torch.gru, 3), (torch.lstm, 4)])
+@pytest.mark.parametrize("both", [False, True])
+def test_initial_states_have_to_fit(f, gates, both):
+    """Those of one batch element, or for more layers than there are, were taken: eager mode refuses them, or crashes."""
+    n = 2 if both else 1
+    params = [R(*shape) for _ in range(n) for shape in ((6 * gates, 5), (6 * gates, 6), (6 * gates,), (6 * gates,))]
+
+    def layer(x, h, c):
+        return f(x, [h, c] if f is torch.lstm else h, params, True, 1, 0.0, False, both, True)
+
+    def run(*shapes):
+        torch._dynamo.reset()
+        return torch.compile(layer, backend="mlirc")(R(3, 4, 5), *(R(*s) for s in shapes))
+
+    right = (n, 3, 6)
+    run(right, right)
+    for wrong, message in {(n, 1, 6): "Expected hidden size", (n + 1, 3, 6): "Expected hidden size", (n, 4, 6): "", (n, 3, 7): ""}.items():
+        with pytest.raises(RuntimeError, match=message):
+            run(wrong, right)
+        if f is torch.lstm:
+            with pytest.raises(RuntimeError, match=message):
+                run(right, wrong)
