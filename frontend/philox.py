@@ -1,4 +1,5 @@
-"""Random numbers as pure functions of a seed and a position: the ops `mlirc::seed`, `rand`, `randn`, `randint`, `bernoulli`.
+"""Random numbers as pure functions of a seed and a position: the ops `mlirc::seed`, `rand`, `randn`, `randint`, `bernoulli`, and `probability`,
+which checks one.
 
 Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a key of 64 bits
 and a counter of 128 into four words of 32 bits. The key is the op's seed, the counter the position of the element in
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ..runtime.abi import NO_PROBABILITY, status_error
+
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 """What is added to the key after each round."""
@@ -32,6 +35,7 @@ _library.define("rand(Tensor seed, SymInt[] size, ScalarType dtype) -> Tensor")
 _library.define("randn(Tensor seed, SymInt[] size, ScalarType dtype) -> Tensor")
 _library.define("randint(Tensor seed, SymInt low, SymInt high, SymInt[] size, ScalarType dtype) -> Tensor")
 _library.define("bernoulli(Tensor seed, float p, SymInt[] size) -> Tensor")
+_library.define("probability(Tensor p) -> Tensor")
 
 ops = torch.ops.mlirc
 
@@ -95,8 +99,15 @@ def _bernoulli(seed: torch.Tensor, p: float, size: Sequence[int]) -> torch.Tenso
     return words(seed, size)[0] < threshold(p)
 
 
+def _probability(p: torch.Tensor) -> torch.Tensor:
+    """Numbers in [0, 1] as they are; RuntimeError for others."""
+    if not ((p >= 0) & (p <= 1)).all():
+        raise status_error(NO_PROBABILITY)
+    return p.clone()
+
+
 _library.impl("seed", lambda number: draw_seeds(1)[0], "CompositeExplicitAutograd")
-for _name, _function in {"rand": _rand, "randn": _randn, "randint": _randint, "bernoulli": _bernoulli}.items():
+for _name, _function in {"rand": _rand, "randn": _randn, "randint": _randint, "bernoulli": _bernoulli, "probability": _probability}.items():
     _library.impl(_name, _function, "CPU")
 
 torch.library.register_fake("mlirc::seed", lambda number: torch.empty((), dtype=torch.int64), lib=_library)
@@ -106,3 +117,4 @@ torch.library.register_fake(
     "mlirc::randint", lambda seed, low, high, size, dtype: seed.new_empty(size, dtype=dtype), lib=_library
 )
 torch.library.register_fake("mlirc::bernoulli", lambda seed, p, size: seed.new_empty(size, dtype=torch.bool), lib=_library)
+torch.library.register_fake("mlirc::probability", torch.empty_like, lib=_library)

@@ -114,9 +114,11 @@ def random_from(x: torch.Tensor, low: Any, high: Any) -> Any:
 
 
 @_decomposes(aten.bernoulli.default)
-def bernoulli(probabilities: torch.Tensor) -> torch.Tensor:
+def bernoulli(probabilities: torch.Tensor) -> Any:
+    if not probabilities.is_floating_point():
+        return NotImplemented
     # Row-major, whatever the layout of the probabilities.
-    return (_uniform(probabilities) < probabilities).to(probabilities.dtype, memory_format=torch.contiguous_format)
+    return (_uniform(probabilities) < ops.probability(probabilities)).to(probabilities.dtype, memory_format=torch.contiguous_format)
 
 
 @_decomposes(aten.bernoulli.p)
@@ -131,12 +133,16 @@ def bernoulli_p(x: torch.Tensor, p: float = 0.5) -> Any:
 
 
 @_decomposes(aten.bernoulli.Tensor)
-def bernoulli_tensor(x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    return (_uniform(x, p.dtype if p.dtype == torch.float64 else torch.float32) < p).to(x.dtype)
+def bernoulli_tensor(x: torch.Tensor, p: torch.Tensor) -> Any:
+    if not p.is_floating_point():
+        return NotImplemented
+    return (_uniform(x, p.dtype if p.dtype == torch.float64 else torch.float32) < ops.probability(p)).to(x.dtype)
 
 
 @_decomposes(aten.native_dropout.default)
 def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    if not 0 <= p <= 1:
+        return NotImplemented
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     mask = _like(x, lambda size: ops.bernoulli(_seed(), 1 - p, size))

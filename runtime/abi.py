@@ -10,6 +10,7 @@ OK = 0
 INDEX_OUT_OF_RANGE = 1
 DIVISION_BY_ZERO = 2
 ASSERTION_FAILED = 3
+NO_PROBABILITY = 4
 
 ALIGNMENT = 64
 """Every arena buffer starts on a multiple of this many bytes."""
@@ -21,6 +22,7 @@ _EXCEPTIONS: dict[int, tuple[type[Exception], str]] = {
     INDEX_OUT_OF_RANGE: (IndexError, "index out of range in self"),
     DIVISION_BY_ZERO: (RuntimeError, "ZeroDivisionError"),
     ASSERTION_FAILED: (RuntimeError, "assertion failed in compiled graph"),
+    NO_PROBABILITY: (RuntimeError, "Expected p_in >= 0 && p_in <= 1 to be true, but got false."),
 }
 
 

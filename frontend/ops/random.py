@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ...dialects import builders
-from ...dialects.mlir import arith, ir, math
-from ..dtypes import cast, mlir_type, scalar
+from ...dialects.mlir import arith, cf, ir, math
+from ..dtypes import cast, compute_dtype, mlir_type, scalar
 from ..graph_builder import GraphBuilder, Scalar, T
 from ..philox import DIGITS, MULTIPLIERS, ROUNDS, WEYL, ops, threshold
 from ..registry import lowers
@@ -123,3 +123,15 @@ def bernoulli(b: GraphBuilder, node: Any, seed: T, p: float, size: Any) -> T:
         return arith.cmpi(arith.CmpIPredicate.ult, _wide(w[0]), scalar(I64, threshold(p)))
 
     return _draw(b, node, seed, torch.bool, body)
+
+
+@lowers(ops.probability.default)
+def probability(b: GraphBuilder, node: Any, p: T) -> T:
+    def body(v: Value) -> Value:
+        order = arith.CmpFPredicate
+        inside = arith.andi(arith.cmpf(order.OGE, v, scalar(d, 0)), arith.cmpf(order.OLE, v, scalar(d, 1)))
+        cf.assert_(inside, "ProbabilityError")
+        return v
+
+    d = compute_dtype(p.dtype)
+    return b.pointwise(p.shape, [p], d, d, p.dtype, body)

@@ -215,7 +215,7 @@ class Evaluator:
         """Set the status word if a lane inside the bounds violates the condition; `message` begins with the error's name."""
         if self._fetching:  # it is checked when it is loaded
             return
-        code = {"IndexError": 1, "ZeroDivisionError": 2}.get(message.split(":")[0], 3)
+        code = {"IndexError": 1, "ZeroDivisionError": 2, "ProbabilityError": 4}.get(message.split(":")[0], 3)
         if isinstance(ok.type, ir.VectorType):
             if self.mask is not None:
                 true = builders.constant(ok.type, 1)

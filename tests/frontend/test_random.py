@@ -278,3 +278,36 @@ def test_left_to_aten():
 def test_bounds_are_checked(f):
     with pytest.raises(RuntimeError, match="expects"):
         torch.compile(f, backend="mlirc")(torch.zeros(3))
+
+
+@pytest.mark.parametrize("bad", [1.5, -0.1, math.nan, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_probabilities_are_checked(bad, dtype):
+    p = torch.rand(5, 67).to(dtype)
+    functions = [
+        lambda p: torch.bernoulli(p),
+        lambda p: torch.bernoulli(p.t() * 1) + 1,
+        lambda p: torch.zeros(5, 67).bernoulli_(p),
+        lambda p: torch.where(torch.bernoulli(p[:, 3:]) > 0, 2.0, p[:, 3:]),
+    ]
+    wrong = p.clone()
+    wrong[3, 65] = bad
+    for f in functions:
+        torch._dynamo.reset()
+        g = compiled(f)
+        g(p)
+        for call in (f, g):
+            with pytest.raises(RuntimeError, match="Expected p_in >= 0 && p_in <= 1"):
+                call(wrong)
+        g(p)
+        assert torch.equal(g(p.round()).bool(), f(p.round()).bool())
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_probabilities_are_floats(dtype):
+    p = torch.ones(3, dtype=dtype)
+    for f in (lambda p: torch.bernoulli(p), lambda p: torch.zeros(3).bernoulli_(p)):
+        with pytest.raises(NotImplementedError):
+            torch.compile(f, backend="mlirc")(p)
+    with pytest.raises(RuntimeError, match="nan"):
+        torch.compile(lambda x: F.dropout(x, math.nan), backend="mlirc")(torch.ones(3))
