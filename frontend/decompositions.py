@@ -38,7 +38,6 @@ EXTRA: tuple[Any, ...] = (
     aten.dist,
     aten.rrelu_with_noise_backward,
     aten.nanmedian,
-    aten.addmv,
     aten._batch_norm_with_update_functional,
     aten.batch_norm_backward,
 )

@@ -33,6 +33,13 @@ def addbmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, 
     return aten.addmm(x, a, b.reshape(-1, b.shape[2]), beta=beta, alpha=alpha)
 
 
+def addmv(x: torch.Tensor, a: torch.Tensor, v: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
+    """With alpha = 0, BLAS does not look at the product, NaN or not."""
+    if alpha == 0 and a.dtype in (torch.float32, torch.float64):
+        return a.new_zeros(a.shape[0]) if beta == 0 else (x * beta).expand(a.shape[0]).clone()
+    return torch._decomp.decompositions.addmv(x, a, v, beta, alpha)
+
+
 def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> Any:
     """(maxima, their places in the flattened planes): all windows beside each other, filled up with -inf.
 
@@ -189,6 +196,7 @@ OWN: dict[Any, Any] = {
     aten.repeat_interleave.Tensor: repeat_interleave,
     **{getattr(aten.linspace, o): linspace for o in aten.linspace.overloads() if not o.endswith("out")},
     aten.addbmm.default: addbmm,
+    aten.addmv.default: addmv,
     aten.adaptive_max_pool2d.default: adaptive_max_pool,
     aten.adaptive_max_pool3d.default: adaptive_max_pool,
     **{

@@ -26,7 +26,10 @@ def bmm(b: GraphBuilder, node: Any, x: T, w: T) -> T:
 
 @lowers(aten.addmm.default)
 def addmm(b: GraphBuilder, node: Any, bias: T, x: T, w: T, *, beta: Any = 1, alpha: Any = 1) -> T:
-    product = b.contract(x, w, ("mk", "kn", "mn"), (x.shape[0], w.shape[1]))
+    shape = (x.shape[0], w.shape[1])
+    if alpha == 0 and x.dtype in (torch.float32, torch.float64):  # BLAS does not look at the product, NaN or not
+        return b.full(shape, x.dtype, 0) if beta == 0 else b.expand(add_scaled(b, bias, bias, beta, 0, x.dtype, x.dtype), shape)
+    product = b.contract(x, w, ("mk", "kn", "mn"), shape)
     return add_scaled(b, product, bias, alpha, beta, compute_dtype(x.dtype), x.dtype)
 
 

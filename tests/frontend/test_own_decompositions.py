@@ -65,6 +65,31 @@ def test_own_decomposition(name):
     assert not left_to_aten()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_nothing_taken_zero_times_is_looked_at(dtype, dynamic):
+    """NaN in what is multiplied by beta = 0, and with one matrix, as in BLAS, by alpha = 0."""
+    bad = R(5, 7, dtype=dtype)
+    bad[1, 2], bad[3, 4] = NAN, INF
+
+    def f(x, a, b):
+        sums = [torch.addmm(x, a[0], b[0], beta=0), torch.baddbmm(x[None], a, b, beta=0), torch.addmv(x[:, 2], a[0], b[0, :, 0], beta=0)]
+        return *sums, torch.addr(x, a[0, :, 0], b[0, 0], beta=0), torch.addbmm(x, a, b, beta=0, alpha=2)
+
+    def g(x, a, b):
+        scales = [{"beta": beta, "alpha": 0} for beta in (1, 0, 3)]
+        return [op for s in scales for op in (torch.addmm(x, a, b, **s), torch.addmm(x[0], a, b, **s), torch.addmv(x[:, 0], a, b[:, 0], **s))]
+
+    def h(x, a, b):
+        return [torch.addbmm(x, a[None], b[None], beta=beta, alpha=0) for beta in (1, 0, 3)]
+
+    compare(f, bad, R(2, 5, 4, dtype=dtype), R(2, 4, 7, dtype=dtype), dynamic=dynamic)
+    for x, y, z in ((R(7, 5, dtype=dtype).t(), bad, R(7, 7, dtype=dtype)), (R(5, 4, dtype=dtype), R(5, 5, dtype=dtype), bad[:, :4])):
+        x = x if x.shape == (5, z.shape[1]) else x.contiguous()
+        compare(g, x, y, z, dynamic=dynamic)
+        compare(h, x, y, z, dynamic=dynamic)
+
+
 def test_optimizer_step():
     """AdamW over lists of parameters."""
     models = [torch.nn.Linear(5, 7) for _ in range(2)]
