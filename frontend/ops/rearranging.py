@@ -12,7 +12,7 @@ from ...dialects.mlir import arith, ir, tensor
 from ..dtypes import cast, compute_dtype, scalar
 from ..extents import Extent, floordiv, normal, product, same
 from ..graph_builder import GraphBuilder, T
-from ..registry import lowers
+from ..registry import Unsupported, lowers
 from .padding import extent
 from .pointwise import out_shape
 from .views import clamp_bound, position
@@ -193,6 +193,8 @@ def col2im(
     stride: Sequence[int],
 ) -> T:  # fmt: skip
     """An element is the sum of what the patches that it lies in hold of it: one candidate for each tap of the kernel."""
+    if not x.dtype.is_floating_point and x.dtype != torch.bool:
+        raise Unsupported("col2im of integers is an error")
     shape = out_shape(node)
     lead, (height, width) = len(shape) - 2, shape[-2:]
     taps = kernel[0] * kernel[1]

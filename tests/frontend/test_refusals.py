@@ -121,3 +121,11 @@ def test_asking_draws_no_random_numbers():
     assert refusals.refusal(torch.ops.aten.mul.Tensor, (I8, 300), {}) is None
     assert refusals.refusal(torch.ops.aten.add.Tensor, (I8, I8), {"alpha": 300}) is not None
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_patches_of_integers():
+    x = torch.arange(2 * 27 * 42).reshape(2, 27, 42)
+    for dtype in (torch.int64, torch.int8, torch.uint8):
+        refuses(lambda x: F.fold(x, (6, 7), 3, padding=1), x.to(dtype))
+        refuses(lambda x: F.unfold(x, 3, padding=1), x.reshape(2, 3, 18, 21).to(dtype))
+    matches(lambda x: (F.fold(x, (6, 7), 3, padding=1), F.unfold(x.reshape(2, 3, 18, 21), 3)), x % 3 == 0)
