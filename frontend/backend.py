@@ -63,22 +63,28 @@ def mlirc(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str 
 def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compiler: Callable[..., Any], options: Options) -> Any:
     """AOTAutograd as mlirc wants it: `compiler(gm, inputs, direction=...)` gets functional ATen graphs."""
     replace_layers(gm)
+    whole: list[torch.fx.GraphModule] = []
+
+    def inference(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        whole.append(graph)
+        return compiler(graph, inputs, direction="inference")
+
+    def partition(joint: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        whole.append(joint)
+        keep_seeds(joint)
+        return default_partition(joint, *args, **kwargs)
+
     traced = aot_autograd(
         fw_compiler=functools.partial(compiler, direction="forward"),
         bw_compiler=functools.partial(compiler, direction="backward"),
-        inference_compiler=functools.partial(compiler, direction="inference"),
+        inference_compiler=inference,
         decompositions=decompositions(options.rng),
-        partition_fn=_partition,
+        partition_fn=partition,
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
     check_overlaps(gm)
-    guard_memory(gm)
+    guard_memory(gm, whole)
     return traced
-
-
-def _partition(joint: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    keep_seeds(joint)
-    return default_partition(joint, *args, **kwargs)
 
 
 def compile_fx(

@@ -25,8 +25,8 @@ MAX_STATES = 16
 parameters and buffers than these, as the statistics of many batch norms are."""
 
 
-def guard_memory(gm: torch.fx.GraphModule) -> None:
-    """Add guards for Dynamo's graph `gm`, which AOTAutograd has just traced."""
+def guard_memory(gm: torch.fx.GraphModule, traced: Sequence[torch.fx.GraphModule]) -> None:
+    """Add guards for Dynamo's graph `gm`, of which AOTAutograd has just made the graphs `traced`, backward included."""
     context = TracingContext.try_get()
     metadata = getattr(context, "fw_metadata", None)
     if context is None or metadata is None:
@@ -55,8 +55,21 @@ def guard_memory(gm: torch.fx.GraphModule) -> None:
         context.guards_context.dynamo_guards.add(Guard(sources[0], _Installer("overlaps", overlaps, watched)))
         if merged:
             context.guards_context.dynamo_guards.add(Guard(sources[0], _Installer("shared", shared, watched)))
-    if any("as_strided" in str(n.target) for n in gm.graph.nodes):
+    # AOTAutograd's graphs show those of functions that Dynamo does not look into, too; but also its own, of merged arguments.
+    hidden = not merged and any(map(_counts_from_storage, traced))
+    if hidden or any("as_strided" in str(n.target) for n in gm.graph.nodes):
         context.guards_context.dynamo_guards.add(Guard(sources[0], _Installer("offsets", offsets, sources)))
+
+
+def _counts_from_storage(graph: torch.fx.GraphModule) -> bool:
+    """Whether there is an `as_strided` of a placeholder or of a view of one."""
+    places = {_storage(n) for n in graph.graph.find_nodes(op="placeholder")} - {None}
+    return any("as_strided" in str(n.target) and _storage(n.args[0]) in places for n in graph.graph.nodes)  # type: ignore[arg-type]
+
+
+def _storage(n: torch.fx.Node) -> int | None:
+    value = n.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
 
 
 class _Installer:

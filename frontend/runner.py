@@ -91,6 +91,8 @@ class Runner:
     def _run(self, tensors: list[torch.Tensor], outputs: list[torch.Tensor], sizes: Sequence[int]) -> None:
         inputs = list(map(_data_ptr, tensors))
         results = list(map(_data_ptr, outputs))
+        if self.written and not torch.is_inference_mode_enabled() and any(tensors[i].is_inference() for i in self.written):
+            raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed: give the compiled graph a clone")
         if 0 in inputs or 0 in results:
             if _are_fake(tensors, outputs):
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from mlirc.tests.semantics.agree import agree, compiled
 
@@ -153,6 +154,38 @@ def test_storage_offsets_that_change():
     f = agree(lambda x: x.as_strided((2, 3), (4, 2)) + 1, base[2:15])
     for x in (base[:13], base[5:18]):
         agree(lambda x: x.as_strided((2, 3), (4, 2)) + 1, x, ours=f)
+
+
+class Strided(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x)
+        return x[:5] * w
+
+    @staticmethod
+    def backward(ctx, g):
+        return None, ctx.saved_tensors[0].as_strided((5,), (2,), 1) * g
+
+
+@torch._dynamo.allow_in_graph
+def strided(x, w):
+    return x.as_strided((5,), (2,), 3) * w
+
+
+HIDDEN = {
+    "backward": Strided.apply,
+    "checkpoint": lambda x, w: checkpoint(lambda x, w: x.as_strided((5,), (2,), 3) * w, x, w, use_reentrant=False),
+    "function": strided,
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_storage_offsets_that_change_where_dynamo_does_not_look(name):
+    base = torch.arange(60.0)
+    ours = compiled(lambda x, w: HIDDEN[name](x, w))
+    for w in (R(5), R(5, requires_grad=True)):
+        for first in (0, 2, 9, 30, 0):
+            agree(HIDDEN[name], base[first : first + 20], w, ours=ours)
 
 
 def test_views_of_an_input_that_moves():

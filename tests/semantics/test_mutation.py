@@ -362,3 +362,23 @@ def test_the_written_input_is_also_the_result(dynamic):
     agree(lambda x: (x.add_(1), x[:, ::2], x.t()[1:], x.view(-1)), R(5, 4), dynamic=dynamic)
     agree(lambda x: (x.add_(1)[1:3], x[:, 1:].mul_(2)), R(8, 8).t()[::2], dynamic=dynamic)
     agree(lambda x, y: (x.add_(y), y[::2], y.mul_(2)[1:]), R(9), R(9), dynamic=dynamic)
+
+
+def test_writes_to_inference_tensors():
+    """Errors outside of inference mode, as in eager mode, before anything is written."""
+
+    def f(x, y):
+        y.mul_(2)
+        x.add_(y)
+        return x * 2
+
+    ours = compiled(f)
+    with torch.inference_mode():
+        x, y = torch.ones(3, 4), torch.ones(4)
+        torch.testing.assert_close(ours(x, y), torch.full((3, 4), 6.0))
+    for arguments in ((x, torch.ones(4)), (torch.ones(3, 4), y)):
+        before = [t.clone() for t in arguments]
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+            ours(*arguments)
+        torch.testing.assert_close(list(arguments), before)
+    torch.testing.assert_close(ours(torch.ones(3, 4), torch.ones(4)), torch.full((3, 4), 6.0))
