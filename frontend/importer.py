@@ -235,9 +235,11 @@ class _Importer:
                 # Views of an input: AOTAutograd makes them again from where they lie, backward graphs expect their strides.
                 out.update({x: base for x in members if x is not base and base not in written})
                 continue
-            if not isinstance(self.env.get(base), T) or not fills(value, tensor_spec(value)):
+            if not isinstance(self.env.get(base), T):
                 continue
-            if len(members) > 1 or not all(fills(x.meta["val"], tensor_spec(x.meta["val"])) for x in members):
+            # A single part of a tensor with gaps is a tensor with gaps of its own.
+            whole = fills(value, tensor_spec(value))
+            if len(members) > 1 or whole and not all(fills(x.meta["val"], tensor_spec(x.meta["val"])) for x in members):
                 out.update(dict.fromkeys(members, base))
         return out
 

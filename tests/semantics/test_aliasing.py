@@ -188,6 +188,26 @@ def test_storage_offsets_that_change_where_dynamo_does_not_look(name):
             agree(HIDDEN[name], base[first : first + 20], w, ours=ours)
 
 
+@MODES
+def test_views_of_an_intermediate_with_gaps(dynamic):
+    """A scatter copies the gaps of an input."""
+
+    def f(x, w):
+        y = x.slice_scatter(x[1:] * 2, 0, 1)
+        return y, y[0], y.t(), y[1:, ::2], w * 2
+
+    def without(x, w):
+        return f(x, w)[1:]
+
+    def single(x, w):
+        return f(x, w)[3:]
+
+    for g in (f, without, single):
+        for cut in (lambda x: x[:, ::2], lambda x: x.t()[2:], lambda x: x[1:4, 3:]):
+            for needs in ((False, False), (False, True), (True, True)):
+                agree(g, cut(R(6, 8, requires_grad=needs[0])), R(4, requires_grad=needs[1]), dynamic=dynamic)
+
+
 def test_views_of_an_input_that_moves():
     """A graph of views alone, compiled for an input at one offset of its storage and called with others."""
 
