@@ -31,7 +31,7 @@ def bucket_updates(function: ir.Operation, target: Target) -> None:
     buckets: dict[tuple[ir.Value, Extent], tuple[ir.Value, ir.Value]] = {}
     replaced: list[ir.Operation] = []
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
-        along = _indexed_dim(op) if op.name == "mlirc.scatter" else None
+        along = _indexed_dim(op, layouts) if op.name == "mlirc.scatter" else None
         if along is None:
             continue
         _, updates, index = op.operands
@@ -54,14 +54,20 @@ def bucket_updates(function: ir.Operation, target: Target) -> None:
         op.erase()
 
 
-def _indexed_dim(op: ir.Operation) -> int | None:
+def _indexed_dim(op: ir.Operation, layouts: Layouts) -> int | None:
     """The dim of the result along which the one index, of rank 1, says where; None for other scatters."""
     target = own.target(op)
     named = [d for d, t in enumerate(target) if t < 0]
-    if len(op.operands) != 3 or len(named) != 1 or len(st.shape(op.operands[2])) != 1 or own.combine(op) == own.SET:
+    if len(op.operands) != 3 or len(named) != 1 or own.combine(op) == own.SET:
         return None
-    # A row is contiguous, and each update has one.
-    return named[0] if named[0] + 1 < len(target) and len(st.shape(op.operands[1])) == len(target) else None
+    (along,) = named
+    # A row is contiguous, each update has one index, and a whole row.
+    rows, updates = layouts.shapes.of(op.results[0]), layouts.shapes.of(op.operands[1])
+    if along + 1 == len(target) or target != [-1 if d == along else d for d in range(len(updates))]:
+        return None
+    if st.map_dims(own.index_map(op)) != [along]:
+        return None
+    return along if all(n == m for d, (n, m) in enumerate(zip(rows, updates)) if d != along) else None
 
 
 def _product(sizes: list[object]) -> int | None:

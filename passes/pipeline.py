@@ -17,6 +17,7 @@ from .fold_transposes import fold_transposes
 from .fuse import fuse
 from .layouts import Layouts
 from .materialize import materialize
+from .narrow_indices import narrow_indices
 from .outline import Kernel, outline
 from .pack import pack
 from .pad_concats import pad_concats
@@ -79,6 +80,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "raise-collapses": _cleaned(raise_collapses, fold_transposes),
     "pad-concats": _cleaned(pad_concats),
     "select-concats": _cleaned(select_concats),
+    "narrow-indices": _cleaned(narrow_indices),
     "bucket-updates": lambda graph: bucket_updates(graph.function, graph.target),
     "materialize": lambda graph: materialize(graph.function, graph.writes),
     "pack": lambda graph: pack(graph.function, pack_shape(graph.target)),
