@@ -57,6 +57,14 @@ def test_sums_of_many_terms_in_f64():
     check(f, lambda: (tensor((2, 3, 13, 3, 9), torch.float64, 1, "small integers"),))
 
 
+def test_gradients_that_cancel_through_several_sums():
+    def f(x):  # a quotient of equals, whose gradient is zero in eager mode by luck
+        y = torch.addcmul(x, x, x.narrow(2, 0, 1))
+        return torch.clamp(y, x, y / y)
+
+    check(f, lambda: (tensor((9, 9, 7, 3), torch.float32, 0, "normal"),), grad=True)
+
+
 def test_sums_of_products_rounded_once_or_twice():
     def f(x):  # little is left of it where x is near -1
         third = torch.full((8,), 1 / 3)
