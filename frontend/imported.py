@@ -39,6 +39,8 @@ class OutputSpec:
     base: int = -1
     """The other output; a view shows its memory from element `offset` on."""
     offset: Extent = 0
+    lazy: tuple[bool, bool] = (False, False)
+    """Whether the view is of the conjugates, or negatives, of the numbers in memory."""
     replay: Replay | None = None
 
 

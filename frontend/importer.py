@@ -201,7 +201,8 @@ class _Importer:
                     continue
                 base = values.index(bases.get(x, x))
                 if base != i:
-                    self.graph.outputs.append(OutputSpec("view", tensor=spec, base=base, offset=_distance(meta, values[base].meta["val"])))
+                    offset, lazy = _distance(meta, values[base].meta["val"]), (meta.is_conj(), meta.is_neg())
+                    self.graph.outputs.append(OutputSpec("view", tensor=spec, base=base, offset=offset, lazy=lazy))
                     continue
                 value = self.b.copy(self.env[x]) if x in self.placeholders else self.env[x]
                 made = spec if fills(meta, spec) else packed(meta, memory_order(meta))
@@ -422,9 +423,9 @@ def _extents(n: torch.fx.Node) -> list[sympy.Expr]:
 
 
 def _shows(view: torch.Tensor, base: torch.Tensor) -> bool:
-    """Whether the view has the base's numbers as they are in memory, at a place that can be told."""
-    lazy = view.is_conj() != base.is_conj() or view.is_neg() != base.is_neg()
-    return not lazy and (view.dtype == base.dtype or same(normal(base.storage_offset()), 0))
+    """Whether the view shows the numbers that the base has in memory, or their conjugates, at a place that can be told."""
+    made = not base.is_conj() and not base.is_neg()
+    return made and (view.dtype == base.dtype or same(normal(base.storage_offset()), 0))
 
 
 def _distance(view: torch.Tensor, base: torch.Tensor) -> Extent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
@@ -191,6 +192,10 @@ def _view(spec: OutputSpec, graph: ImportedGraph) -> Callable[[torch.Tensor, Seq
     """How to make an output that shows the memory of another one."""
     if spec.kind == "same":
         return lambda base, sizes: base
+    if any(spec.lazy):
+        view = _view(replace(spec, lazy=(False, False)), graph)
+        conj, neg = (f if wanted else _as_it_is for f, wanted in zip((torch.conj, torch._neg_view), spec.lazy))
+        return lambda base, sizes: conj(neg(view(base, sizes)))
     assert spec.tensor is not None
     n, dtype = len(spec.tensor.shape), spec.tensor.dtype
     if all(isinstance(s, int) for s in (*spec.tensor.shape, *spec.tensor.strides, spec.offset)):
@@ -203,6 +208,10 @@ def _view(spec: OutputSpec, graph: ImportedGraph) -> Callable[[torch.Tensor, Seq
         return _part(base, dtype, values[:n], values[n : 2 * n], values[-1])
 
     return make
+
+
+def _as_it_is(t: torch.Tensor) -> torch.Tensor:
+    return t
 
 
 def _part(base: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:

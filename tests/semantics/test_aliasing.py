@@ -208,6 +208,30 @@ def test_views_of_an_intermediate_with_gaps(dynamic):
                 agree(g, cut(R(6, 8, requires_grad=needs[0])), R(4, requires_grad=needs[1]), dynamic=dynamic)
 
 
+@MODES
+@pytest.mark.parametrize("needs", [False, True], ids=["inference", "training"])
+def test_conjugates_of_an_intermediate(needs, dynamic):
+    """Views, like others: what is written to one of them is seen in the others."""
+
+    def f(x):
+        y = x * 2
+        return y, y.conj(), y.mH[1:], y.conj().imag, y.real[:, ::2], y.imag, y.conj()[2]
+
+    def without(x):
+        return f(x)[1:]
+
+    for dtype in (torch.complex64, torch.complex128, torch.float32):
+        for g in (f, without) if dtype.is_complex else (lambda x: (x * 2, (x * 2).conj()),):
+            ours = agree(g, R(3, 4, dtype=dtype, requires_grad=needs), dynamic=dynamic)
+        if not needs and dtype.is_complex:
+            x = R(3, 4, dtype=dtype)
+            expected, got = without(x), ours(x)
+            assert [(t.is_conj(), t.is_neg()) for t in got] == [(t.is_conj(), t.is_neg()) for t in expected]
+            for views in (expected, got):
+                views[0].mul_(5j)
+            torch.testing.assert_close(got, expected)
+
+
 def test_views_of_an_input_that_moves():
     """A graph of views alone, compiled for an input at one offset of its storage and called with others."""
 
