@@ -12,6 +12,7 @@ import torch._prims_common
 import torch._refs
 
 from . import foreach
+from .grid_sampling import grid_sampler_2d
 
 aten = torch.ops.aten
 
@@ -171,23 +172,6 @@ def affine_grid_generator(theta: torch.Tensor, size: Sequence[Any], align_corner
     base.append(theta.new_ones(places, dtype=d))
     flat = torch.stack(base, -1).reshape(-1, len(base), 1)
     return (flat * theta.to(d).mT.unsqueeze(1)).sum(-2).to(theta.dtype).view(size[0], *places, len(places))
-
-
-def grid_sampler_2d(x: torch.Tensor, grid: torch.Tensor, mode: int, padding: int, align_corners: bool) -> torch.Tensor:
-    """As torch takes it apart, but for coordinates that are no finite numbers, which it turns into zeros of the result.
-
-    ATen reads the first row or column for NaN where coordinates are clipped, and for what reflection makes NaN. Without padding
-    the weights of linear interpolation are NaN then; nearest and cubic resampling have zeros.
-    """
-    if mode in (0, 1) and padding:
-        known = grid.isfinite() if padding == 2 else ~grid.isnan()
-        grid = torch.where(known, grid, -1.0)
-    out = torch._decomp.decompositions.grid_sampler_2d(x, grid, mode, padding, align_corners)
-    if mode == 0 and not padding:
-        wide = grid.to(torch.promote_types(grid.dtype, torch.float32))
-        finite = (wide[..., 0] * x.shape[3]).isfinite() & (wide[..., 1] * x.shape[2]).isfinite()
-        out = torch.where(finite.unsqueeze(1), out, float("nan"))
-    return out.contiguous()  # row-major, whatever the layout of the grid
 
 
 OWN: dict[Any, Any] = {

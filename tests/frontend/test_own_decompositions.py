@@ -153,6 +153,37 @@ def test_grids_of_nan(padding):
     matches(lambda x, g: [F.grid_sample(x, g, m, padding, a) for m, a in modes], R(1, 2, 4, 5), grid, factor=4)
 
 
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("align_corners", [False, True])
+def test_grids_far_away(padding, align_corners):
+    """Overflows read the first row or column; where mirrors leave no digit of a coordinate, something of the image is read."""
+    near = [1.0, 2.2, 7.9, 333.3, 1e5, 3e38, INF, NAN]
+    far = [9.7e6, 2.2e9, 1e10, 3e14, 1e20, 1e30]
+    for shape, dtype in (((1, 2, 4, 5), torch.float32), ((1, 1, 1, 8), torch.float64), ((1, 17, 33, 3), torch.float32)):
+        x = R(shape, dtype=dtype)
+        f = lambda x, g: [F.grid_sample(x, g, mode, padding, align_corners) for mode in ("bilinear", "nearest")]  # noqa: E731
+        torch._dynamo.reset()
+        compiled = torch.compile(f, backend="mlirc", options=OPTIONS)
+        for magnitudes in (near, far):
+            line = torch.tensor([s * m for m in magnitudes for s in (1, -1)], dtype=dtype)
+            grid = torch.stack(torch.meshgrid(line, line, indexing="ij"), -1).unsqueeze(0)
+            if magnitudes is near or padding != "reflection":
+                torch.testing.assert_close(compiled(x, grid), f(x, grid), rtol=1e-3, atol=2e-2, equal_nan=True)
+            else:
+                assert all(x.min() <= y.min() and y.max() <= x.max() for y in compiled(x, grid))
+
+
+def test_reflected_images_of_infinities():
+    """A neighbour beyond the border counts nothing, and is not infinity times zero."""
+    x = torch.full((1, 1, 4, 5), INF)
+    x[..., 1:3, 1:3] = 1
+    lines = torch.tensor([-1.7, -1.0, -0.9, 0.0, 0.2, 0.9, 1.0, 1.3])
+    grid = torch.stack(torch.meshgrid(lines, lines, indexing="ij"), -1).unsqueeze(0)
+    for mode in ("bilinear", "nearest"):
+        compare(lambda x, g: F.grid_sample(x, g, mode, "reflection", True), x, grid)  # noqa: B023
+        compare(lambda x, g: F.grid_sample(x, g, mode, "reflection", False), x, grid)  # noqa: B023
+
+
 def test_samples_of_a_grid_are_row_major():
     f = lambda x, g: F.grid_sample(x, g, align_corners=False)  # noqa: E731
     x, grid = torch.randn(2, 3, 7, 4), torch.rand(2, 5, 6, 2).transpose(1, 2)
