@@ -220,6 +220,7 @@ def test_symbolic_sizes_in_training(kind, gates):
         h = torch.zeros(1, 1, 3)
         return getattr(torch, kind)(x[None] * 2, (h, h) if kind == "lstm" else h, [w, u], False, 1, 0.0, False, False, True)[0]
 
+    counters.clear()
     compiled = torch.compile(f, backend="mlirc", dynamic=True, options={"strict": True})
     for steps in (12, 7):
         args = [R(steps, 5), R(3 * gates, 5).requires_grad_(), R(3 * gates, 3).requires_grad_()]
