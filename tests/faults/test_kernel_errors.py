@@ -99,7 +99,7 @@ def test_buffers_of_a_module():
         lambda x, i: x.index_select(0, i) * 2,
         lambda x, i: x.gather(0, i[:, None]),
         lambda x, i: x.take(i),
-        lambda x, i: x.index_add(0, i, torch.ones(i.shape[0], 4)),
+        lambda x, i: x.index_copy(0, i, torch.ones(i.shape[0], 4)),
     ],
 )
 def test_indices_into_nothing(f):
