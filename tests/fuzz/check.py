@@ -132,15 +132,16 @@ class Run:
 
     def __init__(self, f: Callable[..., Any], args: Sequence[torch.Tensor], grad: bool, mode: Any = None, module: Any = None) -> None:
         args = list(args)
+        # Before conversion: copies are no views any more.
+        differentiable = [x.is_floating_point() and x._base is None for x in args]
         if isinstance(mode, Double):
             # Views of each other stay so only within a type; programs with such inputs have no f64 run.
             args = [x.double() if x.is_floating_point() else x for x in args]
             if module is not None:
                 module.double()
         if grad:
-            for x in args:
-                if x.is_floating_point() and x._base is None:
-                    x.requires_grad_()
+            for x, wanted in zip(args, differentiable):
+                x.requires_grad_(wanted)
         self.tensors: dict[str, torch.Tensor] = {}
         self.module = module
         custom.LOG.clear()

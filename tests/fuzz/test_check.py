@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from mlirc.tests.fuzz import custom
 from mlirc.tests.fuzz.check import Difference, Run, check, compare
 from mlirc.tests.fuzz.executor import Executor
-from mlirc.tests.fuzz.noise import Noise, near
+from mlirc.tests.fuzz.noise import Double, Noise, near
 from mlirc.tests.fuzz.tensors import tensor
 
 compiling = torch.compiler.is_compiling
@@ -63,6 +63,18 @@ def test_gradients_that_cancel_through_several_sums():
         return torch.clamp(y, x, y / y)
 
     check(f, lambda: (tensor((9, 9, 7, 3), torch.float32, 0, "normal"),), grad=True)
+
+
+def test_gradients_in_f64_are_those_of_the_same_inputs():
+    def f(x, y, w):  # 1 - tanh(9) is zero in bf16, and not if it is computed in f32
+        return torch.tanh(w * 3) * x.sum(), y * 2
+
+    def views():
+        return tensor((3,), torch.float32, 0), tensor((4, 3), torch.float32, 1)[1:], torch.full((5,), 1.1, dtype=torch.bfloat16)
+
+    check(f, views, grad=True)
+    exact = Run(f, views(), True, Double())
+    assert [x.shape for name, x in exact.tensors.items() if name.startswith("gradient")] == [(3,), (5,)]
 
 
 def test_sums_of_products_rounded_once_or_twice():
