@@ -16,6 +16,7 @@ in their place, which `ops.recurrent` lowers, and whose gradient is an op as wel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -147,7 +148,7 @@ recurrent.register_autograd(_gradient, setup_context=_setup)
 
 _KINDS = {torch.lstm: "lstm", torch.gru: "gru", torch.rnn_tanh: "tanh", torch.rnn_relu: "relu"}
 MAX_STEPS = 1024
-"""A longer sequence is left to torch: every step is a few calls in the compiled program, and time for the compiler."""
+"""A longer sequence is left to oneDNN where torch knows how: every step is a few calls in the compiled program, and time for the compiler."""
 
 
 def replace_layers(gm: torch.fx.GraphModule) -> None:
@@ -177,10 +178,12 @@ def _layers(
     each = 4 if biases else 2
     sizes = [steps, *(w.shape[0] for w in params[::each]), *(n for w in params[1::each] for n in w.shape)]
     h0, c0 = hx if kind == "lstm" else (hx, None)
+    most: float = MAX_STEPS
     if kind != "lstm" or decompositions.select_one_layer_lstm_function(x, hx, [params]) is decompositions.one_layer_lstm:
-        # torch would unroll it, which is good for this number of steps alone, too, and takes several times as long to trace.
+        # torch would unroll it, which is good for this number of steps alone, too, and takes many times as long.
         steps, *sizes = map(int, sizes)
-    if not all(isinstance(n, int) for n in (steps, *sizes)) or not 0 < steps <= MAX_STEPS or len(params) != layers * directions * each:
+        most = math.inf
+    if not all(isinstance(n, int) for n in (steps, *sizes)) or not 0 < steps <= most or len(params) != layers * directions * each:
         return original(x, hx, params, biases, layers, dropout, train, both, batch_first)
     expected = (layers * directions, x.shape[0 if batch_first else 1], params[1].shape[1])
     for state in (h0, *([] if c0 is None else [c0])):

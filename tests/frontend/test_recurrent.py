@@ -9,6 +9,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from mlirc.frontend import recurrent as layers_of_torch
 from mlirc.frontend.recurrent import recurrent, recurrent_backward
 from mlirc.frontend.report import recorded
 from mlirc.tests.frontend.compare import kernels, left_to_aten, replica
@@ -252,3 +253,19 @@ def test_initial_states_have_to_fit(f, gates, both):
         if f is torch.lstm:
             with pytest.raises(RuntimeError, match=message):
                 run(right, wrong)
+
+
+@pytest.mark.parametrize("kind,gates", [("gru", 3), ("rnn_tanh", 1)])
+def test_many_steps(kind, gates, monkeypatch):
+    """One op, however many steps, where torch has no loop of oneDNN's: its own trace of a thousand takes very long to compile."""
+    monkeypatch.setattr(layers_of_torch, "MAX_STEPS", 5)
+    h = torch.zeros(1, 1, 3)
+
+    def f(x, w, u):
+        return getattr(torch, kind)(x[None], h, [w, u], False, 1, 0.0, False, False, True)[0]
+
+    counters.clear()
+    args = R(8, 2), R(3 * gates, 2), R(3 * gates, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(f, backend="mlirc", options={"strict": True})(*args), f(*args))
+    assert not left_to_aten() and recorded()[-1].nodes < 30
