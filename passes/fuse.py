@@ -188,8 +188,6 @@ class _Fusion:
             return "depends on weights alone"
         if st.kind(consumer) == "scatter" and other in self._producers(consumer.operands[0]):
             return "a scatter writes into memory that is filled before"
-        if own.CHECK_FIRST in consumer.attributes and any(st.can_fail(op) for op in self.groups[other]):
-            return "nothing is written to an input before all checks"
         if self._anchored(current) and self._anchored(other) and not st.siblings(self._anchors(current) + self._anchors(other)):
             return "two anchors"
         window = self._overlaps(consumer, other)
@@ -202,10 +200,14 @@ class _Fusion:
             return "too many ops"
         if self._reaches(other, current) or self._reaches(current, other):
             return "a value would leave the kernel and come back"
-        last = max((self.written[op] for op in ops if op in self.written), default=-1)
-        if any(st.can_fail(op) for op in ops if self.position[op] < last):
+        if self.written and self._checked_late(ops):
             return "nothing is written to an input before the checks that come before it"
         return self._invalid(ops)
+
+    def _checked_late(self, ops: list[ir.Operation]) -> bool:
+        """Whether one of the ops may fail, and one writes to an input after it in the program, or depends on such a write."""
+        last = max((self.written[op] for op in ops if op in self.written), default=-1)
+        return any(st.can_fail(op) for op in ops if self.position[op] < last)
 
     def _invalid(self, ops: list[ir.Operation]) -> str | None:
         """Why ops, in program order, are no kernel by themselves."""

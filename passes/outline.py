@@ -53,10 +53,6 @@ class _Outline:
         self.bodies: list[_Body] = []
         self.by_text: dict[str, int] = {}
         self.replaced: list[ir.Operation] = []
-        self.checks: list[tuple[int, ir.Operation]] = []
-        """Where the first op of a kernel is that may fail, and the kernel's call."""
-        self.writes: list[tuple[int, ir.Operation]] = []
-        """Where an op is that writes to an input in place, and the call of its kernel."""
         self.result_strides = self._written(writes)
 
     def _written(self, writes: Sequence[int]) -> dict[int, ir.Value]:
@@ -66,8 +62,8 @@ class _Outline:
 
     def run(self) -> list[Kernel]:
         groups: dict[int, list[ir.Operation]] = {}
-        checks: dict[int, int] = {}
-        writes: dict[int, int] = {}
+        checks: dict[int, int] = {}  # group -> where its first op is that may fail
+        writes: dict[int, int] = {}  # group -> where its op is that writes to an input in place
         for at, op in enumerate([st.operation(o) for o in self.block.operations]):
             if "mlirc.group" in op.attributes:
                 number = ir.IntegerAttr(op.attributes["mlirc.group"]).value
@@ -76,15 +72,12 @@ class _Outline:
                     checks.setdefault(number, at)
                 if own.CHECK_FIRST in op.attributes:
                     writes[number] = at
-        for number, ops in groups.items():
-            call = self._replace(ops)
-            self.checks += [(checks[number], call)] if number in checks else []
-            self.writes += [(writes[number], call)] if number in writes else []
+        calls = {number: self._replace(ops) for number, ops in groups.items()}
         # Not sooner: a new op may get the address of an erased one, and with it what is remembered about it.
         for o in sorted(self.replaced, key={st.operation(o): i for i, o in enumerate(self.block.operations)}.__getitem__, reverse=True):
             if not any(True for r in o.results for _ in r.uses):
                 o.erase()
-        self._sort()
+        self._sort({calls[w]: [calls[c] for c, at in checks.items() if c != w and at < place] for w, place in writes.items()})
         for kernel, body in zip(self.kernels, self.bodies):
             kernel.located = body.located()
         return self.kernels
@@ -132,11 +125,11 @@ class _Outline:
         self.kernels[index].origins += [n for n in names if n]
         return index
 
-    def _sort(self) -> None:
+    def _sort(self, first: dict[ir.Operation, list[ir.Operation]]) -> None:
         """Put the block in an order in which values are defined before they are used.
 
-        Writes to inputs come last. Those made in place come after the checks that come before them in the program: an input is
-        as it was if one of these fails.
+        Writes to inputs come last. Those made in place, the keys of `first`, come after the calls there, which make the checks that
+        come before them in the program: an input is as it was if one of these fails.
         """
         operations = [st.operation(o) for o in self.block.operations]
         last = operations[-1]
@@ -162,7 +155,6 @@ class _Outline:
                         done.add(current)
                         current.move_before(last)
 
-        first = {op: [check for at, check in self.checks if at < place_of and check != op] for place_of, op in self.writes}
         for op in operations[:-1]:
             if "mlirc.write" not in op.attributes:
                 for check in first.get(op, ()):
