@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...dialects.mlir import arith, ir, math
+from .. import recurrent as layers_of_torch
 from ..dtypes import compute_dtype, scalar
 from ..graph_builder import GraphBuilder, T, product
 from ..recurrent import recurrent as recurrent_op
@@ -89,6 +90,8 @@ def lstm_layer(
     steps, n, _ = x.shape
     if not isinstance(steps, int):
         raise Unsupported("a recurrent layer over a number of steps known only at run time")
+    if steps > layers_of_torch.MAX_STEPS:
+        raise Unsupported(f"a recurrent layer of {steps} steps, each of them calls to compile, for which oneDNN has a loop")
     if not all(isinstance(n, int) for n in w_hh.shape):
         raise Unsupported("a recurrent layer of a number of units known only at run time")
     if mode != LSTM or layers != 1 or both or batch_first or train or sizes:
