@@ -37,7 +37,7 @@ def main(config: str) -> None:
     """
     settings = json.loads(config)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with(settings["parent"])
+    die_with(settings["parent"])
     channel = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -141,7 +141,7 @@ def _pickle_exception(error: BaseException) -> bytes | None:
     return data
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel kill this process when the thread that started it ends (Linux; elsewhere the end of stdin must do)."""
     if sys.platform == "linux":
         import ctypes

@@ -1,6 +1,6 @@
 """Programs run in a process of their own, so that a crash of the compiled code is a result like any other.
 
-`Executor` is the parent's end; `python -m mlirc.tests.fuzz.executor` the other: it reads a line of JSON with `source`, runs
+`Executor` is the parent's end; `python -m mlirc.tests.fuzz.executor PARENT` the other: it reads a line of JSON with `source`, runs
 it, and writes a line with `kind` (`ok`, or that of a Difference) and `message`.
 """
 
@@ -19,6 +19,8 @@ import sys
 import tempfile
 import time
 import warnings
+
+from mlirc.worker import die_with
 
 PROGRAMS_PER_PROCESS = 1000
 
@@ -87,7 +89,7 @@ class Executor:
     def _start(self) -> None:
         self.close()
         self._errors = tempfile.TemporaryFile()
-        command = [sys.executable, "-m", "mlirc.tests.fuzz.executor"]
+        command = [sys.executable, "-m", "mlirc.tests.fuzz.executor", str(os.getpid())]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)
         self._ran = 0
 
@@ -135,6 +137,7 @@ def _without_profiles() -> None:
 
 
 def main() -> None:
+    die_with(int(sys.argv[1]))
     # What is printed on the way must not get between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
