@@ -120,6 +120,11 @@ def _check(f, inputs, sizes, dynamic, grad, between, backend, options, only="") 
             got.overwrite(call, eager)
 
 
+def differentiable(args: Sequence[torch.Tensor]) -> list[bool]:
+    """Which of the inputs require gradients in a program that computes them."""
+    return [x.is_floating_point() and x._base is None for x in args]
+
+
 def kept(module: torch.nn.Module | None) -> dict[str, torch.Tensor]:
     """Parameters and buffers."""
     if module is None:
@@ -132,15 +137,14 @@ class Run:
 
     def __init__(self, f: Callable[..., Any], args: Sequence[torch.Tensor], grad: bool, mode: Any = None, module: Any = None) -> None:
         args = list(args)
-        # Before conversion: copies are no views any more.
-        differentiable = [x.is_floating_point() and x._base is None for x in args]
+        leaves = differentiable(args)  # before conversion: copies are no views any more
         if isinstance(mode, Double):
             # Views of each other stay so only within a type; programs with such inputs have no f64 run.
             args = [x.double() if x.is_floating_point() else x for x in args]
             if module is not None:
                 module.double()
         if grad:
-            for x, wanted in zip(args, differentiable):
+            for x, wanted in zip(args, leaves):
                 x.requires_grad_(wanted)
         self.tensors: dict[str, torch.Tensor] = {}
         self.module = module

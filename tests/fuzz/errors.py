@@ -9,31 +9,23 @@ import torch
 import torch._dynamo
 from torch._dynamo.exc import BackendCompilerFailed
 
-from .check import OPTIONS, Difference
+from .check import OPTIONS, Difference, differentiable
 from .noise import near
 
 
-def check_errors(
-    f: Callable[..., Any],
-    inputs: Callable[..., tuple[torch.Tensor, ...]],
-    sizes: Sequence[tuple[int, ...]] = ((),),
-    dynamic: bool | None = False,
-    grad: bool = False,
-    between: Callable[[Any, int], None] | None = None,
-) -> None:
-    """Raises Difference. Arguments as for `check`; values of calls that do not fail are what `check` is for."""
-    arguments = f, inputs, sizes, dynamic, grad, between
+def check_errors(*program: Any, **settings: Any) -> None:
+    """Raises Difference. Arguments as for `check`, which is what compares the values of calls that do not fail."""
     try:
-        _check(*arguments, "mlirc", OPTIONS)
+        _check("mlirc", OPTIONS, *program, **settings)
     except Difference as e:
         try:
-            _check(*arguments, "aot_eager", None)
+            _check("aot_eager", None, *program, **settings)
         except Difference as other:
             e.by_torch = other.kind == e.kind
         raise
 
 
-def _check(f, inputs, sizes, dynamic, grad, between, backend, options) -> None:  # type: ignore[no-untyped-def]
+def _check(backend, options, f, inputs, sizes=((),), dynamic=False, grad=False, between=None) -> None:  # type: ignore[no-untyped-def]
     torch._dynamo.reset()
     ours = f() if isinstance(f, type) else None
     compiled = torch.compile(ours or f, backend=backend, dynamic=dynamic, options=options)
@@ -64,10 +56,8 @@ def _check(f, inputs, sizes, dynamic, grad, between, backend, options) -> None: 
 
 
 def _error(f: Callable[..., Any], args: Sequence[torch.Tensor], grad: bool) -> Exception | None:
-    if grad:
-        for x in args:
-            if x.is_floating_point() and x._base is None:
-                x.requires_grad_()
+    for x, wanted in zip(args, differentiable(args)):
+        x.requires_grad_(grad and wanted)
     try:
         with torch.set_grad_enabled(grad):
             f(*args)

@@ -46,9 +46,9 @@ class Eager:
 
 def test_programs_run_in_eager_mode_and_seeds_repeat():
     a, b = Eager(), Eager()
-    first = run_chunk(3, 40, a)
-    assert first.failure is None and first.ok >= 15
-    run_chunk(3, 40, b)
+    first = run_chunk(4, 40, a)
+    assert first.failure is None and first.ok >= 20
+    run_chunk(4, 40, b)
     assert a.sources == b.sources
 
 
