@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import pytest
@@ -23,3 +24,10 @@ def cache_dir(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setenv("MLIRC_OPTIONS", f"cache_dir={folder}")
     return folder
+
+
+@pytest.fixture
+def bucket_above(monkeypatch):
+    """`bucket_above(n)`: updates of results that are larger than n times the second cache are sorted into buckets; 0 for all."""
+    strategy = importlib.import_module("mlirc.passes.strategy.scatter")  # the name is a function of the folder, too
+    return lambda n: monkeypatch.setattr(strategy, "LARGE", n)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 import torch
 from torch import nn
@@ -217,10 +215,10 @@ def divided(cache, i, v, j):
 
 @pytest.mark.parametrize("f,kind,bad", [(gathered, torch.float32, 9999), (at_gathered, torch.float32, 9999), (divided, torch.int64, 0)])
 @pytest.mark.parametrize("width,large", [(5, 4), (130, 4), (130, 0)])
-def test_nothing_is_written_if_an_update_cannot_be_computed(f, kind, bad, width, large, monkeypatch):
+def test_nothing_is_written_if_an_update_cannot_be_computed(f, kind, bad, width, large, bucket_above):
     """Nor if what says where it goes cannot. One after the other, and from buckets."""
     rows = 64
-    monkeypatch.setattr(importlib.import_module("mlirc.passes.strategy.scatter"), "LARGE", large)
+    bucket_above(large)
     compiled = torch.compile(f, backend="mlirc", options={"strict": True})
     cache, v, i, j = values(kind, rows, width), values(kind, rows, width), torch.arange(rows), torch.ones(rows, dtype=torch.int64)
     if f == at_gathered:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -141,9 +139,8 @@ def test_buckets():
 
 
 @pytest.fixture
-def anywhere(monkeypatch):
-    """Buckets for small results too."""
-    monkeypatch.setattr(importlib.import_module("mlirc.passes.strategy.scatter"), "LARGE", 0)
+def anywhere(bucket_above):
+    bucket_above(0)
 
 
 buckets = pytest.mark.usefixtures("anywhere")

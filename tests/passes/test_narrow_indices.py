@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 import torch
 
@@ -60,7 +58,10 @@ def test_a_vector():
 )
 def test_what_stays(source, read, body):
     """What repeats nothing, one number for all, what is computed."""
-    assert "collapse" not in narrowed(source, read, body)
+    filecheck(narrowed(source, read, body), """
+        CHECK: %[[J:.*]] = linalg.generic
+        CHECK: "mlirc.scatter"(%arg0, %arg1, %[[J]])
+    """)
 
 
 # Whole graphs
@@ -72,8 +73,8 @@ def over_edges(x, i, u):
 
 
 @pytest.mark.parametrize("large", [4, 0], ids=["in order", "buckets"])
-def test_rows(large, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("mlirc.passes.strategy.scatter"), "LARGE", large)
+def test_rows(large, bucket_above):
+    bucket_above(large)
     args = torch.randn(50, 130), torch.randint(0, 50, (70,)), torch.randn(70, 130)
     compare(over_edges, *args)
     assert not left_to_aten()
@@ -82,9 +83,9 @@ def test_rows(large, monkeypatch):
 
 
 @pytest.mark.parametrize("large", [4, 0], ids=["in order", "buckets"])
-def test_updates_narrower_than_the_rows(large, monkeypatch):
+def test_updates_narrower_than_the_rows(large, bucket_above):
     """Eager mode adds them to wrong rows if the index is expanded, and is right if it is not."""
-    monkeypatch.setattr(importlib.import_module("mlirc.passes.strategy.scatter"), "LARGE", large)
+    bucket_above(large)
     x, i, u = torch.randn(50, 130), torch.randint(0, 50, (70,)), torch.randn(70, 97)
     index = i[:, None].expand(-1, 97)
     f = torch.compile(lambda x, i, u: x.scatter_add(0, i[:, None].expand(-1, 97), u), backend="mlirc", options={"strict": True})
