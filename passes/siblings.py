@@ -84,6 +84,8 @@ def _key(op: ir.Operation, layouts: Layouts) -> object:
     loops = range(len(st.iterators(op)))
     if not out or None in rows or [d for d in loops if d not in rows] != out[-1:]:
         return None  # the lanes, and nothing else, are the second operand's own
+    if op.operands[0] == op.operands[1]:
+        return None  # where the one code for all reads its second operand, the rows are not
     columns = layouts.shapes.of(op.results[0])[-1]
     weights = layouts.of(op.operands[1])
     if not isinstance(columns, int) or columns < 2 or not (_blocked(maps[1]) or _streamed(op, layouts)):

@@ -58,6 +58,8 @@ class _Siblings(Contraction):
     """The parts of one product each, while a block of any of them is computed; none otherwise."""
     turn = 0
     """Which product of `left` it is."""
+    own: list[Memory]
+    """Where the second operand of the first of `one_of` is."""
 
     def __init__(self, kernel: KernelFunction, strategy: ContractionStrategy) -> None:
         super().__init__(kernel, strategy)
@@ -127,22 +129,28 @@ class _Siblings(Contraction):
         self.ends = pick([m.value(p.columns) for p in parts])
         first = m.mul(m.sub(block, pick([m.value(p.begin) for p in parts])), self.width)
         addresses = [memref.extract_aligned_pointer_as_index(self.e.memory[p.ops[0].operands[1]].buffer) for p in parts]
-        with self._lane_of(parts[0]), self._operand(pick(addresses)):
+        place = llvm.inttoptr(entry.pointer(), arith.index_cast(entry.i64(), pick(addresses)))
+        self.own = self._places()
+        picked = Memory(entry.memref_at(place, self.own[0].storage), self.own[0].strides, self.own[0].element)
+        with self._lane_of(parts[0]), self._operand([picked] * len(self.own)):
             self._rows(first, self.s.columns, None, row_block)
         self.one_of = []
 
+    def _places(self) -> list[Memory]:
+        """Where each evaluator reads the second operand."""
+        return [e.memory[self.op.operands[1]] for e in self._evaluators()]  # type: ignore[union-attr]
+
     @contextlib.contextmanager
-    def _operand(self, address: ir.Value) -> Iterator[None]:
+    def _operand(self, places: Sequence[Memory]) -> Iterator[None]:
         """Read the second operand there."""
-        value = self.op.operands[1]  # type: ignore[union-attr]
-        old = [e.memory[value] for e in self._evaluators()]
-        place = llvm.inttoptr(entry.pointer(), arith.index_cast(entry.i64(), address))
-        new = Memory(entry.memref_at(place, old[0].storage), old[0].strides, old[0].element)
-        for e in self._evaluators():
-            e.memory[value] = new
+        old = self._places()
+        self._read_from(places)
         yield
-        for e, memory in zip(self._evaluators(), old):
-            e.memory[value] = memory
+        self._read_from(old)
+
+    def _read_from(self, places: Sequence[Memory]) -> None:
+        for e, place in zip(self._evaluators(), places):
+            e.memory[self.op.operands[1]] = place  # type: ignore[union-attr]
 
     def _evaluators(self) -> list[Evaluator]:
         return [self.e]
@@ -159,7 +167,8 @@ class _Siblings(Contraction):
             return
         full: list[ir.Value | None] = [None] * len(lanes)
         tail = part.columns % self.width
-        with self._lane_of(part), self._epilogue(part):
+        # An epilogue may read the operand too.
+        with self._lane_of(part), self._epilogue(part), self._operand(self.own):
             if not tail:
                 super()._finish(lanes, full, rows, sums)
                 return

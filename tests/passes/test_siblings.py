@@ -211,6 +211,21 @@ def test_a_weight_that_two_siblings_share(kernels):
     compare(lambda x, w, b: (F.linear(x, w, b), F.linear(x, w).sigmoid(), F.linear(x, w[:20]), F.linear(x, w[20:])), x, w, R(40))
 
 
+@pytest.mark.parametrize("n", [2, 3, 17, 33])
+def test_a_product_of_rows_with_themselves(kernels, n):
+    """The rows are no operand of their own, as the others' weights are."""
+    compare(lambda a, b, c: (a @ a.mT, a @ b.mT, a @ c.mT), R(n, 5), R(7, 5), R(9, 5))
+    compare(lambda a, b, c: (a @ b.mT, a @ a.mT, a @ c.mT), R(n, 5), R(7, 5), R(9, 5))
+
+
+@pytest.mark.parametrize("n", [2, 3, 17, 33])
+def test_an_epilogue_that_reads_a_weight(kernels, n):
+    """That of its own product, and that of another one."""
+    args = [R(n, n) for _ in range(4)]
+    compare(lambda x, a, b, c: (x @ a.mT + a + c, x @ b.mT + a - b, x @ c.mT * b + x), *args)
+    compare(lambda x, a, b, c: ((x @ a.mT).relu() * (x @ b.mT) + a + b, x @ c.mT + a), *args)
+
+
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
