@@ -4,7 +4,7 @@
       scratch[lane block][row][column] = 0
       for block of k                          (this part of the rows stays in cache for all lane blocks)
         for lane block                        (this part of a panel stays in cache for all row tiles)
-          for row tile: acc = scratch;  for k in block: acc += A * B;  scratch = acc
+          for row tile: acc = 0;  for k in block: acc += A * B;  scratch += acc
       for lane block: store epilogue(scratch)
 
 (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34, 2008)
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...dialects import builders
-from ...dialects.mlir import ir, vector
+from ...dialects.mlir import arith, ir, vector
 from ..strategy import ContractionStrategy
 from . import entry
 from .contraction import Contraction
@@ -88,7 +88,7 @@ class _Deep(Contraction):
         self._store_from_scratch(self.first_row, count, lanes, masks, corner=self.corner)
 
     def _tile(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> None:
-        """One register tile and one block of the reduction, from the scratch and back."""
+        """One register tile and one block of the reduction, whose sums are added to those in the scratch: short sums round less."""
         e, m = self.e, self.e.math
         assert first is not None
         e.math.enter()
@@ -96,7 +96,8 @@ class _Deep(Contraction):
         kind = m.vector_type(builders.element_type(self.op.results[0]))  # type: ignore[union-attr]
         corner = m.add(self.corner, m.mul(m.sub(rows[0].base, self.first_row), self.width))
         places = [m.value(m.add(corner, i * self.width + j * e.lanes)) for i in range(len(rows)) for j in range(len(lanes))]
-        acc = [vector.load(kind, self.scratch, [at]) for at in places]
-        for total, at in zip(self._reduce(list(self.r.reductions), rows, lanes, masks, acc), places):
-            vector.store(total, self.scratch, [at])
+        zero = builders.constant(kind, 0)
+        add = arith.addi if isinstance(kind.element_type, ir.IntegerType) else arith.addf
+        for total, at in zip(self._reduce(list(self.r.reductions), rows, lanes, masks, [zero] * len(places)), places):
+            vector.store(add(vector.load(kind, self.scratch, [at]), total), self.scratch, [at])
         e.math.leave()

@@ -13,6 +13,7 @@ buffer of one row, or read back from the output if they are stored anyway.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 from ...dialects import builders
@@ -245,15 +246,38 @@ class Loops:
                 self._publish(op, arith.select(is_nan(nan[0]), nan[0], value) if nan else value)
 
     def _walk(self, phase: Phase, classes: Sequence[int], carried: Values) -> Values:
-        """Loop over inner classes; lanes, if any, are set already."""
+        """Loop over inner classes; lanes, if any, are set already. Long sums are put together from those of blocks."""
         if not classes:
             return self._element(phase, carried)
+        e, (lo, hi), below = self.e, self._range(classes[0]), self._elements(classes[1:])
+        sums = any(combiner(op).name == "arith.addf" for op in phase.reductions)
+        apart = sums and (below is None or below > COLUMN_BLOCK)
 
         def step(i: Number, values: Values) -> Values:
             self.env[classes[0]] = Index(i)
-            return self._walk(phase, classes[1:], values)
+            if not apart:
+                return self._walk(phase, classes[1:], values)
+            return join(phase.reductions, values, self._walk(phase, classes[1:], self._nothing(phase)))
 
-        return loop(self.e, *self._range(classes[0]), 1, carried, step)
+        each = COLUMN_BLOCK if apart or not below else max(COLUMN_BLOCK // below, 1)
+        size = e.math.sub(hi, lo)
+        if not sums or isinstance(size, int) and size <= 2 * each:
+            return loop(e, lo, hi, 1, carried, step)
+
+        def block(i: Number, totals: Values) -> Values:
+            parts = loop(e, i, e.math.minimum(e.math.add(i, each), hi), 1, self._nothing(phase), step)
+            return join(phase.reductions, totals, parts)
+
+        return loop(e, lo, hi, each, carried, block)
+
+    def _elements(self, classes: Sequence[int]) -> int | None:
+        """How many elements of a row a walk over these classes takes; None where that is not known."""
+        sizes = [self.e.math.sub(hi, lo) for lo, hi in map(self._range, classes)]
+        return math.prod(sizes) if all(isinstance(n, int) for n in sizes) else None  # type: ignore[arg-type]
+
+    def _nothing(self, phase: Phase) -> Values:
+        """The accumulators of a walk over no elements."""
+        return [v for op in phase.reductions for v in self._carried(op, self._start(op, neutral(op)))]
 
     def _range(self, c: int) -> tuple[Number, Number]:
         """What is walked over of an inner class."""
@@ -268,6 +292,20 @@ class Loops:
         flat = [v for _ in range(self.s.unroll) for v in start]
         width = len(start)
 
+        sums = any(combiner(op).name == "arith.addf" for op in phase.reductions)
+
+        def blocks(lo: Number, hi: Number, each: int, walk: Callable[[Number, Number, Values], Values], values: Values) -> Values:
+            """A walk from `lo` to `hi`; of a long sum, the sums of blocks."""
+            size = e.math.sub(hi, lo)
+            if not sums or (isinstance(size, int) and size <= 2 * each):
+                return walk(lo, hi, values)
+
+            def block(i: Number, totals: Values) -> Values:
+                parts = walk(i, e.math.minimum(e.math.add(i, each), hi), flat)
+                return [v for u in range(0, len(parts), width) for v in join(phase.reductions, totals[u : u + width], parts[u : u + width])]
+
+            return loop(e, lo, hi, each, values, block)
+
         def nest(rest: Sequence[int], values: Values) -> Values:
             if rest:
 
@@ -275,7 +313,7 @@ class Loops:
                     self.env[rest[0]] = Index(i)
                     return nest(rest[1:], vs)
 
-                return loop(e, *self._range(rest[0]), 1, values, step)
+                return blocks(*self._range(rest[0]), COLUMN_BLOCK, lambda begin, end, vs: loop(e, begin, end, 1, vs, step), values)
 
             def element(i: Number, vs: Values) -> Values:
                 self.env[lane] = Index(i, 1)
@@ -285,17 +323,7 @@ class Loops:
                 sets = [vs[u * width : (u + 1) * width] for u in range(self.s.unroll)]
                 return [v for s in lane_loop(e, begin, end, self.s.unroll, sets, element) for v in s]
 
-            lo, hi = self._range(lane)
-            size = e.math.sub(hi, lo)
-            sums = any(combiner(op).name == "arith.addf" for op in phase.reductions)
-            if not sums or (isinstance(size, int) and size <= 2 * SUM_BLOCK):
-                return walk(lo, hi, values)
-
-            def block(i: Number, totals: Values) -> Values:
-                parts = walk(i, e.math.minimum(e.math.add(i, SUM_BLOCK), hi), flat)
-                return [v for u in range(0, len(parts), width) for v in join(phase.reductions, totals[u : u + width], parts[u : u + width])]
-
-            return loop(e, lo, hi, SUM_BLOCK, values, block)
+            return blocks(*self._range(lane), SUM_BLOCK, walk, values)
 
         out = nest(list(classes), flat)
         total = out[:width]
@@ -375,3 +403,5 @@ class Loops:
 SUM_BLOCK = 1 << 14
 """Elements that are added up before the sum joins a larger one: the error of a long sum grows with the block and the number of
 blocks, not with the number of elements (Higham, "The accuracy of floating point summation", SIAM J. Sci. Comput. 14, 1993)."""
+COLUMN_BLOCK = 256
+"""The same where each lane has a sum of its own."""

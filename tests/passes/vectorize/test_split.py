@@ -48,6 +48,14 @@ def test_sums(n, m, by, target):
     assert all((r == results[0]).all() for r in results)
 
 
+@pytest.mark.parametrize("n, m, by", [(1, 3_000_001, "rows"), (1_000_003, 4, "columns")])
+def test_sums_of_many_of_the_same(n, m, by):
+    text = sums(n, m, by)
+    x, r = np.full((n, m), 0.1, np.float32), padded(np.zeros(n if by == "rows" else m, np.float32))
+    assert built(text)(x, r) == 0 and untouched(r)
+    np.testing.assert_allclose(r, 0.5 + x.sum(1 if by == "rows" else 0, dtype=np.float64), rtol=1e-5)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_maximum_with_nan(target):
     text = sums(1, 300001, "rows", "arith.maximumf", "0xFF800000")
