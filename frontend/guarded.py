@@ -52,7 +52,9 @@ class GuardedRunner(Runner):
         super().__init__(graph, runs[-1].program, runs[-1].weights, weight_inputs, report)
         self.runs = list(runs)
 
-    def _run(self, tensors: list[torch.Tensor], outputs: list[torch.Tensor], sizes: Sequence[int]) -> None:
+    def _execute(
+        self, tensors: list[torch.Tensor], outputs: list[torch.Tensor], inputs: list[int], results: list[int], sizes: Sequence[int]
+    ) -> None:
         for run in self.runs:
             # Every run draws the same random numbers.
             with torch.random.fork_rng(devices=[]) if run is not self.runs[-1] else contextlib.nullcontext():

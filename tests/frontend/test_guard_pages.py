@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mlirc import GuardPageError
 from mlirc.runtime.faults import available
@@ -128,3 +129,17 @@ f(torch.randn(40))
     assert done.returncode == -11
     assert "mlirc: kernel k00_mul (step 0) accesses memory that belongs to no buffer" in done.stderr
 
+
+
+def test_arguments_without_memory():
+    f = guarded(lambda x, y: (x.exp() + y, y * 2))
+    x, y = torch.randn(3, 4), torch.randn(4)
+    expected = [x.exp() + y, y * 2]
+    torch.testing.assert_close(f(x, y), expected)
+    with FakeTensorMode():
+        assert [t.shape for t in f(torch.empty(3, 4), torch.empty(4))] == [(3, 4), (4,)]
+    torch.testing.assert_close(f(torch._efficientzerotensor((3, 4)), y)[0], (1 + y).expand(3, 4))
+    torch.testing.assert_close(f(x, y), expected)
+    y.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="freed"):
+        f(x, y)
