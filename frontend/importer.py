@@ -126,13 +126,14 @@ class _Importer:
     def _symbols(self, places: Sequence[torch.fx.Node]) -> list[sympy.Symbol]:
         """All symbols of the graph. Raises LeaveGraph for one whose value the inputs do not give."""
         found: dict[sympy.Symbol, None] = {}
+        ragged = {n for n in places if _is_ragged(n)}
         for n in self.gm.graph.nodes:
-            for e in _extents(n):
+            for e in _extents(n) if n not in ragged else ():
                 found.update(dict.fromkeys(sorted(e.free_symbols, key=str)))
-        given = {e for n in places for e in _extents(n)} | set(rounded.get().values())
+        given = {e for n in places if n not in ragged for e in _extents(n)} | set(rounded.get().values())
         for s in found:
             if s not in given:
-                raise LeaveGraph(f"the size {s} depends on data")
+                raise LeaveGraph(f"the size {s} depends on data, or is that of a nested tensor")
         self.graph.symbols = list(found)
         return self.graph.symbols
 
@@ -152,6 +153,8 @@ class _Importer:
 
     def _input(self, n: torch.fx.Node) -> tuple[Any, list[int], dict[str, ir.Attribute]]:
         value = n.meta.get("val")
+        if _is_ragged(n):
+            return None, [], {}
         if isinstance(value, torch.SymInt):
             e = normal(value)
             return (sympy.Integer(e) if isinstance(e, int) else e), [], {}
@@ -404,6 +407,12 @@ def _symbolic(value: Any) -> list[torch.SymInt]:
     leaves = torch.utils._pytree.tree_leaves(value)
     flat = [s for v in leaves for s in (v.shape if isinstance(v, torch.Tensor) else (v,))]
     return [s for s in flat if isinstance(s, torch.SymInt)]
+
+
+def _is_ragged(n: torch.fx.Node) -> bool:
+    """Whether a placeholder is the size of a nested tensor in its uneven dim, which is no number: it only tells such tensors apart."""
+    value = n.meta.get("val")
+    return isinstance(value, torch.SymInt) and value.node.is_nested_int()
 
 
 def _extents(n: torch.fx.Node) -> list[sympy.Expr]:

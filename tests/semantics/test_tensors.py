@@ -112,6 +112,35 @@ def test_nested():
     same_or_error(lambda x: torch.autograd.grad(x.exp().values().sum(), x)[0].values(), x)
 
 
+@pytest.mark.parametrize("name", ["pointwise", "linear", "softmax", "reduction", "made inside", "padded"])
+def test_jagged(name):
+    """Nested tensors with one uneven dim, whose size is no number."""
+    w = R(5, 3)
+    f = {
+        "pointwise": lambda x: (x + x.sin()) * 2,
+        "linear": lambda x: F.gelu(x @ w),
+        "softmax": lambda x: torch.softmax(x, -1),
+        "reduction": lambda x: x.detach().sum(1) + 1,  # torch has no derivative
+        "made inside": lambda x: torch.nested.nested_tensor_from_jagged(x.values() * 2, x.offsets()).cos(),
+        "padded": lambda x: torch.nested.to_padded_tensor(x, 0.5) + 1,
+    }[name]
+    ours = compiled(f)
+    for lengths in ((2, 4, 3), (2, 4, 3), (1, 7)):
+        parts = [R(n, 5) for n in lengths]
+        x, y = (torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True) for _ in range(2))
+        got, expected = ours(x), f(y)
+        a, b = (t.values() if t.is_nested else t for t in (got, expected))
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        assert got.is_nested == expected.is_nested and (not got.is_nested or torch.equal(got.offsets(), expected.offsets()))
+        if a.requires_grad:
+            a.square().sum().backward()
+            b.square().sum().backward()
+            torch.testing.assert_close(x.grad.values(), y.grad.values(), rtol=1e-4, atol=1e-5)
+        with torch.no_grad():
+            got = ours(x)
+            torch.testing.assert_close(got.values() if got.is_nested else got, b, rtol=1e-4, atol=1e-5)
+
+
 class Doubled(torch.Tensor):
     """A subclass whose numbers are twice those it holds."""
 
