@@ -88,8 +88,9 @@ class GuardedProgram(Program):
             self._compute_sizes(frame._address)
         symbols = dict(zip(self.plan.symbols, sizes))
         blocks: dict[int, GuardedBlock] = {}
+        way = self.way
         watch().install()
-        for number, (step, (words, host)) in enumerate(zip(self.plan.steps, self._schedule)):
+        for number, (step, (words, host)) in enumerate(zip(self.plan.steps, way.schedule)):
             for i in self._first.get(number, ()):
                 buffer = self.plan.arena[i]
                 name = f"buffer {i} of the arena (in use from step {buffer.first} to {buffer.last})"
@@ -100,7 +101,7 @@ class GuardedProgram(Program):
                 if host is not None:
                     host(frame)
                 else:
-                    self._native(frame._address, words)
+                    way.native(frame._address, words)
             if frame._slots[STATUS]:
                 raise abi.status_error(frame._slots[STATUS])
             for i in self._last.get(number, ()):

@@ -6,11 +6,11 @@ import contextlib
 import time
 import weakref
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .program import Program
+    from .program import Frame, Program
 
 _programs: weakref.WeakSet[Program] = weakref.WeakSet()
 
@@ -36,20 +36,19 @@ def profiling() -> Iterator[dict[str, float]]:
 @contextlib.contextmanager
 def _one_by_one(program: Program, seconds: dict[str, float]) -> Iterator[None]:
     """Give `program` a schedule in which each kernel is a segment of its own, and a timer around each segment."""
-    names, schedule, native = program._symbols, program._schedule, program._native
+    names, (_, schedule, native) = program._symbols, program.own_way
     words = program._words
     first = words.buffer_info()[0]
-    singles: list[array[int]] = []  # they must stay where they are
-    symbols: dict[int, str] = {}
-    split = []
+    # By address. Calls that have begun hold `timed`, and that the words: they must stay where they are.
+    singles: dict[int, tuple[str, array[int]]] = {}
+    split: list[tuple[int, Callable[[Frame], object] | None]] = []
     for start, host in schedule:
         at = (start - first) // 8
         while start and words[at]:
             end = at + 2 + 2 * words[at + 1]
             single = array("q", (*words[at:end], 0))
-            singles.append(single)
             address = single.buffer_info()[0]
-            symbols[address] = names[at]
+            singles[address] = names[at], single
             split.append((address, None))
             at = end
         if host is not None:
@@ -58,14 +57,12 @@ def _one_by_one(program: Program, seconds: dict[str, float]) -> Iterator[None]:
     def timed(frame: int, steps: int) -> int:
         begin = time.perf_counter()
         status = native(frame, steps)
-        symbol = symbols[steps]
+        symbol, _ = singles[steps]
         seconds[symbol] = seconds.get(symbol, 0.0) + time.perf_counter() - begin
         return status
 
-    whole = program._steps
-    program._schedule, program._steps, program._native = split, None, timed
+    program.way = program.own_way._replace(steps=None, schedule=split, native=timed)
     try:
         yield
     finally:
-        program._schedule, program._steps, program._native = schedule, whole, native
-        singles.clear()
+        program.way = program.own_way

@@ -13,6 +13,7 @@ import ctypes
 import functools
 import struct
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ..errors import CompileError
 from . import abi
@@ -72,6 +73,17 @@ done:
   ret i64 0
 }}
 """
+
+
+class Way(NamedTuple):
+    """How the steps of a program run. What a call begins with it goes on with, whatever other threads set meanwhile (`runtime.profile`)."""
+
+    steps: int | None
+    """The address of the one segment of kernel calls, if there are no host steps."""
+    schedule: Sequence[tuple[int, Callable[[Frame], object] | None]]
+    """All segments: the address of kernel calls or 0, and the host step after them."""
+    native: Callable[[int, int], int]
+    """Runs one segment in a frame."""
 
 
 class Frame:
@@ -153,14 +165,15 @@ class Program:
         self._compute_sizes = _SIZES_TYPE(library.address(SIZES_SYMBOL)) if sizes_ir else None
         self._words = steps.words
         first = self._words.buffer_info()[0]
-        self._schedule = []
+        schedule: list[tuple[int, Callable[[Frame], object] | None]] = []
         for start, host in steps.schedule:
             if host is not None and not 0 <= host < len(host_steps):
                 raise CompileError(f"the program has no host step {host}")
-            self._schedule.append((0 if start is None else first + 8 * start, None if host is None else host_steps[host]))
-        has_hosts = any(host is not None for _, host in self._schedule)
+            schedule.append((0 if start is None else first + 8 * start, None if host is None else host_steps[host]))
+        has_hosts = any(host is not None for _, host in schedule)
         # The one segment of a program without host steps; a zero word ends an empty one at once.
-        self._steps = None if has_hosts else self._schedule[0][0] if self._schedule else first + 8 * (len(self._words) - 1)
+        steps_at = None if has_hosts else schedule[0][0] if schedule else first + 8 * (len(self._words) - 1)
+        self.way = self.own_way = Way(steps_at, schedule, _runner())
         self._constants = [self._constant(data) for data in plan.constants]
         self._initial = [(layout.constants + i, block.address) for i, block in enumerate(self._constants)]
         self._initial += [(slot, value) for value, slot in layout.static.items()]
@@ -170,7 +183,6 @@ class Program:
         self._has_arena = bool(plan.arena)
         self._static_bytes = -1 if self._total in layout.slots.values() else int(self.arena_size)
         self._frames: list[Frame] = []
-        self._native = _runner()
         self._symbols = dict(steps.relocations)
         register(self)
 
@@ -188,6 +200,7 @@ class Program:
             frame = Frame(self._layout, self._max_arguments, self._initial)
         slots = frame._slots
         block = None
+        way = self.way
         try:
             self._fill(slots, 8 * INPUTS, *inputs, *outputs, *sizes)
             if self._compute_sizes is not None:
@@ -195,10 +208,11 @@ class Program:
             if self._has_arena:
                 block = self.pool.take(self._static_bytes if self._static_bytes >= 0 else slots[self._total])
                 slots[ARENA] = block.address
-            if self._steps is not None:
-                status = self._native(frame._address, self._steps)
+            if way.steps is not None:
+                status = way.native(frame._address, way.steps)
             else:
-                status = self._run_with_hosts(frame, inputs, outputs, sizes)
+                frame.inputs, frame.outputs, frame.sizes = inputs, outputs, sizes
+                status = self._run_with_hosts(frame, way)
             if status:
                 slots[STATUS] = abi.OK
                 raise abi.status_error(status)
@@ -221,13 +235,12 @@ class Program:
         ctypes.memmove(block.address, data, len(data))
         return block
 
-    def _run_with_hosts(self, frame: Frame, inputs: Sequence[int], outputs: Sequence[int], sizes: Sequence[int]) -> int:
-        frame.inputs, frame.outputs, frame.sizes = inputs, outputs, sizes
+    def _run_with_hosts(self, frame: Frame, way: Way) -> int:
         frame.arena_base = frame._slots[ARENA]
         try:
-            for steps, host in self._schedule:
+            for steps, host in way.schedule:
                 if steps:
-                    status = self._native(frame._address, steps)
+                    status = way.native(frame._address, steps)
                     if status:
                         return status
                 if host is not None:
@@ -246,9 +259,10 @@ class Program:
 
         None where host steps belong to it, or no call has been.
         """
-        if self._steps is None or not self._frames:
+        way = self.own_way
+        if way.steps is None or not self._frames:
             return None
-        return ctypes.cast(self._native, ctypes.c_void_p).value or 0, self._frames[-1]._address, self._steps  # type: ignore[arg-type]
+        return ctypes.cast(way.native, ctypes.c_void_p).value or 0, self._frames[-1]._address, way.steps  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Free code and arenas as soon as the calls in flight are over."""
