@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -195,7 +196,7 @@ def _progress(total: int) -> Iterator[Callable[[int], object]]:
     """A bar on terminals, unless the log is told to be quiet about more than errors."""
     from tqdm import tqdm
 
-    quiet = True if total == 0 or not logger.isEnabledFor(logging.WARNING) else None
+    quiet = True if total == 0 or sys.stderr is None or not logger.isEnabledFor(logging.WARNING) else None
     with tqdm(total=total, desc="mlirc: measuring kernels", unit="run", leave=False, disable=quiet) as bar:
         yield bar.update
 

@@ -218,7 +218,11 @@ def test_progress_is_shown_on_terminals_only(capfd, monkeypatch):
     with tuning._progress(10) as advance:
         advance(3)
     assert capfd.readouterr().err == ""
+    monkeypatch.undo()
     logging.getLogger("mlirc.tuning").manager._clear_cache()
+    monkeypatch.setattr(sys, "stderr", None)
+    with tuning._progress(10) as advance:
+        advance(3)
 
 
 def test_a_dump_shows_what_was_measured_and_measures_nothing(measured, tmp_path):
