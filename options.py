@@ -97,6 +97,9 @@ class Options:
 GUARD_PAGES = {"off": (), "end": ("end",), "start": ("start",), "both": ("start", "end")}
 """Values of the option `guard_pages`, with the placements in which a graph runs."""
 
+PATHS = ("cache_dir", "passes")
+"""Options that are paths."""
+
 SEPARATORS = {"pin": ";"}
 """Between several values of an option in text, where it is not a colon."""
 
@@ -117,6 +120,11 @@ def _parse(text: str) -> dict[str, object]:
 
 
 def _convert(name: str, value: object, default: object) -> object:
+    if name in PATHS:
+        several = isinstance(default, tuple)
+        value = [value] if several and isinstance(value, os.PathLike) else value
+        value = [os.fspath(v) if isinstance(v, os.PathLike) else v for v in value] if several and isinstance(value, (list, tuple)) else value
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(value, str) and not isinstance(default, str):
         if isinstance(default, bool):
             words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}

@@ -21,9 +21,9 @@ def write_reproducer(name: str, text: str, target: Target, passes: Sequence[str]
     try:
         path = os.path.join(_folder(), file)
         with open(path, "w", encoding="utf-8") as f:
-            options = "".join(f" --passes {os.path.abspath(p)}" for p in passes)
+            options = "".join(f" --passes {shlex.quote(os.path.abspath(os.path.expanduser(p)))}" for p in passes)
             options += f" --option {shlex.quote(f'pin=*: {pin}')}" if pin else ""
-            f.write(f"// mlirc dump {path} --target {target.name}{options}\n{text}")
+            f.write(f"// mlirc dump {shlex.quote(path)} --target {target.name}{options}\n{text}")
     except (OSError, ValueError):  # a full disk must not hide what went wrong with the kernel
         return ""
     return path

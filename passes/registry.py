@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import hashlib
+import os
 import re
 import sys
 import traceback
@@ -213,13 +214,13 @@ class Names:
 def read_files(paths: Sequence[str]) -> tuple[UserFile, ...]:
     """Raises CompileError for a file that cannot be read."""
     out = []
-    for path in paths:
+    for path in map(os.path.expanduser, paths):
         try:
             with open(path, encoding="utf-8") as file:
                 source = file.read()
-            out.append(UserFile(str(path), source, own_modules(source)))
+            out.append(UserFile(path, source, own_modules(source)))
         except (OSError, UnicodeDecodeError) as e:
-            raise CompileError(f"cannot read a file of the option `passes`: {e}", source=str(path)) from None
+            raise CompileError(f"cannot read a file of the option `passes`: {e}", source=path) from None
     return tuple(out)
 
 

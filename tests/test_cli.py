@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -243,11 +244,15 @@ def test_exported_program(tmp_path):
     assert "tensor<5x3xf32>" not in mlirc("dump", str(path), "--stage", "linalg").output
 
 
-def test_a_reproducer_names_the_command_that_reads_it(model, tmp_path):
+def test_a_reproducer_names_the_command_that_reads_it(model, tmp_path, monkeypatch):
+    (tmp_path / "a folder").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a folder"))
+    own = tmp_path / "a folder" / "my passes.py"
+    own.write_text("")
     text = mlirc("dump", f"{model}:attention", *QKV, "--kernel", "0", "--stage", "kernel").output
-    path = write_reproducer("k00_something", text, Target.parse("x86-64-v3"))
-    command = Path(path).read_text().splitlines()[0].removeprefix("// mlirc ").split()
-    assert command[:2] == ["dump", path]
+    path = write_reproducer("k00_something", text, Target.parse("x86-64-v3"), [str(own)])
+    command = shlex.split(Path(path).read_text().splitlines()[0].removeprefix("// mlirc "))
+    assert command[:2] == ["dump", path] and command[-2:] == ["--passes", str(own)]
     stages = [t.split()[-1] for t in shown(mlirc(*command).output)]
     assert stages == kernel_stages()
     assert "%ymm" in mlirc(*command, "--stage", "asm").output

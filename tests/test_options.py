@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,12 @@ def test_given_wins_over_environment(monkeypatch):
     monkeypatch.setenv("MLIRC_OPTIONS", "workers=3, strict=on")
     options = Options.make({"workers": 1})
     assert (options.workers, options.strict) == (1, True)
+
+
+def test_paths_may_be_objects():
+    options = Options.make({"cache_dir": Path("a b"), "passes": [Path("x.py"), "y.py"]})
+    assert (options.cache_dir, options.passes) == ("a b", ("x.py", "y.py"))
+    assert Options.make({"passes": Path("x.py")}).passes == ("x.py",)
 
 
 def test_environment_wins_over_mode(monkeypatch):

@@ -270,6 +270,12 @@ def test_a_file_that_is_not_there(tmp_path):
     assert "cannot read a file of the option `passes`" in dump(f"{path}:f", "--input", "3xf32", "--passes", "none.py", code=1)
 
 
+def test_a_file_below_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own = passes(tmp_path, "")
+    assert [f.path for f in read_files(["~/my_pass.py"])] == [own]
+
+
 def test_registering_elsewhere_warns_and_does_nothing():
     before = [*graph_stages(), *kernel_stages()]
     with pytest.warns(UserWarning, match="outside of a file named by the option `passes`"):
