@@ -47,4 +47,5 @@ class _Timed(torch.fx.Interpreter):
 
 
 def _call(n: torch.fx.Node, reason: str) -> AtenCall:
-    return AtenCall(n.name, n.target, (n.args, n.kwargs), [], [], True, reason, n.name, source_of(n))
+    # Reports are kept: they must not hold the graph, nor its constants.
+    return AtenCall(n.name, n.target, ((), {}), [], [], True, reason, n.name, source_of(n))

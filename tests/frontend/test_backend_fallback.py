@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from torch._dynamo.utils import counters
 
 import mlirc.driver
 from mlirc.errors import CompileError
-from mlirc.frontend.report import recorded
+from mlirc.frontend.eager import EagerRunner
+from mlirc.frontend.report import record, recorded
 from mlirc.tests.frontend.compare import compare, left_to_aten
 
 R = torch.randn
@@ -103,6 +106,15 @@ def test_whole_graphs(name):
     report = recorded()[-1]
     assert report.kernels == [] and report.nodes == len(report.aten) > 0
     assert all(reason in a.reason for a in report.aten)
+
+
+def test_reports_do_not_keep_graphs():
+    gm = torch.fx.symbolic_trace(lambda x: torch.sin(x) + 1)
+    record(EagerRunner(gm, "no", "inference", {}).report)
+    kept = weakref.ref(gm)
+    del gm
+    gc.collect()
+    assert kept() is None
 
 
 def test_without_fallback():
