@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import os
 import re
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -251,16 +250,14 @@ def explain(
     options = _options(settings, mode, target, passes)
 
     import torch
-    from rich.console import Console
 
-    from .frontend.explain import measure
+    from .frontend.explain import measure, show
     from .frontend.user_model import load_model
 
     with _user_code(what), torch.set_grad_enabled(train):
         model = load_model(what, inputs)
         report = measure(model.function, model.args, model.kwargs, options)
-    # Tables in pipes and files are not squeezed to the 80 columns that rich assumes there.
-    Console(width=None if sys.stdout.isatty() else 140).print(report)
+    show(report)
 
 
 @main.command()

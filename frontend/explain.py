@@ -22,6 +22,8 @@ from .report import GraphReport, listening, readable
 
 RUNS = 3
 """Timed calls for the shares of run time."""
+WIDTH = 140
+"""Columns of a report that no terminal shows."""
 
 
 @dataclass
@@ -64,7 +66,7 @@ class Report:
 
     def __str__(self) -> str:
         text = io.StringIO()
-        Console(file=text, width=140).print(self)
+        Console(file=text, width=WIDTH).print(self)
         return text.getvalue()
 
     def __rich__(self) -> RenderableType:
@@ -117,8 +119,16 @@ def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     """
     model = getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None) or model
     report = measure(model, args, kwargs)
-    Console().print(report)
+    show(report)
     return report
+
+
+def show(report: Report) -> None:
+    """Print it. Tables in pipes and files are not squeezed to the 80 columns that rich assumes there."""
+    console = Console()
+    if not console.is_terminal and not console.is_jupyter:
+        console = Console(width=WIDTH)
+    console.print(report)
 
 
 def measure(
@@ -181,15 +191,25 @@ def restored(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     """Put back buffers and arguments that the calls write to, and the random state."""
     buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
     tensors = [*buffers, *(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))]
-    saved = [(x, x.detach().clone()) for x in tensors]
+    saved = [(x, x.detach().clone(), 0 if x.is_inference() else x._version) for x in tensors]
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
             with torch.no_grad():
-                for tensor, old in saved:
-                    if not torch.equal(tensor, old):
+                for tensor, old, version in saved:
+                    if _is_written(tensor, old, version):
                         tensor.copy_(old)
+
+
+def _is_written(tensor: torch.Tensor, old: torch.Tensor, version: int) -> bool:
+    """Whether a tensor has other bits than its copy. Where they cannot be compared (sparse and nested tensors, those without memory):
+    whether torch has counted a write."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu" and not tensor.is_quantized
+    if plain and tensor.layout is torch.strided:
+        bits, before = (t.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for t in (tensor.detach(), old))
+        return not torch.equal(bits, before)
+    return not tensor.is_inference() and tensor._version != version
 
 
 def _short(source: str) -> str:

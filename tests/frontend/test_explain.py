@@ -50,6 +50,7 @@ def test_inference(net, capsys):
     assert all(s >= 0 for s in report.stages.values()) and report.run_seconds > 0
     assert not report.graph_breaks
     printed = capsys.readouterr().out
+    assert "intermediates" in printed, "squeezed to 80 columns"
     assert "aten.sort.default" in printed and report.kernels[0] in printed
     for part in ("aten.logcumsumexp.default", "nodes compiled", "Compile time: torch", report.kernels[-1]):
         assert part in str(report)
@@ -126,6 +127,18 @@ def test_nothing_is_left_changed(net):
     assert torch.equal(argument, torch.zeros(5))
     assert torch.equal(torch.rand(3), expected)
     assert not aten._profilers
+
+
+def test_arguments_that_cannot_be_compared_or_written_to():
+    nan = torch.full((1,), float("nan"))
+    report = explain(lambda x: x * 2, nan.expand(4))
+    assert report.kernels and nan.isnan().all()
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    for x in (torch.eye(3).to_sparse(), torch.empty(3, device="meta"), nested):
+        explain(lambda x: x * 2, x)
+    sparse, bits = torch.eye(3).to_sparse(), torch.ones(4, dtype=torch.float8_e4m3fn)
+    explain(lambda x, y: (x.mul_(2), y.fill_(3)), sparse, bits)
+    assert torch.equal(sparse.to_dense(), torch.eye(3)) and torch.equal(bits.float(), torch.ones(4))
 
 
 def test_other_compilations_stay(net):
