@@ -41,6 +41,8 @@ class OutputSpec:
     offset: Extent = 0
     lazy: tuple[bool, bool] = (False, False)
     """Whether the view is of the conjugates, or negatives, of the numbers in memory."""
+    detached: bool = False
+    """Whether no gradient flows into the other output by way of the view."""
     replay: Replay | None = None
 
 

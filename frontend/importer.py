@@ -205,7 +205,8 @@ class _Importer:
                 base = values.index(bases.get(x, x))
                 if base != i:
                     offset, lazy = _distance(meta, values[base].meta["val"]), (meta.is_conj(), meta.is_neg())
-                    self.graph.outputs.append(OutputSpec("view", tensor=spec, base=base, offset=offset, lazy=lazy))
+                    detached = _is_detached(x, values[base])
+                    self.graph.outputs.append(OutputSpec("view", tensor=spec, base=base, offset=offset, lazy=lazy, detached=detached))
                     continue
                 value = self.b.copy(self.env[x]) if x in self.placeholders else self.env[x]
                 made = spec if fills(meta, spec) else packed(meta, memory_order(meta))
@@ -441,6 +442,16 @@ def _distance(view: torch.Tensor, base: torch.Tensor) -> Extent:
     """Where the view begins after the base, in elements of the view."""
     start = normal(base.storage_offset())
     return normal(normal(view.storage_offset()) - (start if view.dtype == base.dtype else 0))  # type: ignore[operator]
+
+
+def _is_detached(view: torch.fx.Node, base: torch.fx.Node) -> bool:
+    """Whether a view is one of what has been detached from its base."""
+    node: Any = view
+    while isinstance(node, torch.fx.Node) and node is not base:
+        if node.target is torch.ops.aten.detach.default:
+            return True
+        node = node.args[0] if node.args else None
+    return False
 
 
 def _storage(value: Any) -> int | None:

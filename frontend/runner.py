@@ -200,6 +200,9 @@ def _view(spec: OutputSpec, graph: ImportedGraph) -> Callable[[torch.Tensor, Seq
     """How to make an output that shows the memory of another one."""
     if spec.kind == "same":
         return lambda base, sizes: base
+    if spec.detached:
+        attached = _view(replace(spec, detached=False), graph)
+        return lambda base, sizes: attached(base.detach(), sizes)
     if any(spec.lazy):
         view = _view(replace(spec, lazy=(False, False)), graph)
         conj, neg = (f if wanted else _as_it_is for f, wanted in zip((torch.conj, torch._neg_view), spec.lazy))

@@ -325,6 +325,16 @@ def test_strides_of_outputs(dynamic):
     agree(lambda x: (x + 1, x.t() + 1, x * x[:1], x.exp().t(), torch.zeros_like(x)), R(7, 5).t(), dynamic=dynamic)
 
 
+@MODES
+def test_views_of_what_is_detached_have_no_gradient(dynamic):
+    def f(x):
+        y, z = x.exp(), x.cos()
+        return y.detach()[0], y[1], y, y[1:].detach().t()[1:], y.detach(), z[0].detach(), z[1], z.t().detach()
+
+    agree(f, R(4, 3).requires_grad_(), dynamic=dynamic)
+    agree(f, R(4, 3), dynamic=dynamic)
+
+
 def test_outputs_that_are_arguments_or_constants():
     agree(lambda x: x, R(3))
     agree(lambda x, y: (y, x), R(3), R(4))
