@@ -173,15 +173,16 @@ def test_grids_far_away(padding, align_corners):
                 assert all(x.min() <= y.min() and y.max() <= x.max() for y in compiled(x, grid))
 
 
-def test_reflected_images_of_infinities():
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_sampled_images_of_infinities(padding):
     """A neighbour beyond the border counts nothing, and is not infinity times zero."""
     x = torch.full((1, 1, 4, 5), INF)
     x[..., 1:3, 1:3] = 1
     lines = torch.tensor([-1.7, -1.0, -0.9, 0.0, 0.2, 0.9, 1.0, 1.3])
     grid = torch.stack(torch.meshgrid(lines, lines, indexing="ij"), -1).unsqueeze(0)
     for mode in ("bilinear", "nearest"):
-        compare(lambda x, g: F.grid_sample(x, g, mode, "reflection", True), x, grid)  # noqa: B023
-        compare(lambda x, g: F.grid_sample(x, g, mode, "reflection", False), x, grid)  # noqa: B023
+        compare(lambda x, g: F.grid_sample(x, g, mode, padding, True), x, grid)  # noqa: B023
+        compare(lambda x, g: F.grid_sample(x, g, mode, padding, False), x, grid)  # noqa: B023
 
 
 def test_samples_of_a_grid_are_row_major():
