@@ -260,10 +260,10 @@ class GraphBuilder:
         map: Callable[[ir.Value], ir.Value] | None = None,
         mapped: torch.dtype | None = None,
     ) -> T:
-        """Reduce over `dims` with `add`, `mul`, `max`, `min`, `and` or `or`.
+        """Reduce over `dims` with `add`, `mul`, `max`, `min`, `and`, `or` or `maxnum`.
 
         Elements are converted to `compute` (default: f32 for two-byte floats), go through `map` (which may change the
-        dtype to `mapped`), and the result keeps that dtype. max and min propagate NaN.
+        dtype to `mapped`), and the result keeps that dtype. max and min propagate NaN; maxnum, for floats, drops it.
         """
         compute = compute or compute_dtype(x.dtype)
         acc = mapped or compute
@@ -430,7 +430,7 @@ def neutral(combine: str, dtype: torch.dtype) -> float | int | bool:
     if dtype == torch.bool:
         return combine == "min"
     if dtype.is_floating_point:
-        return float("-inf") if combine == "max" else float("inf")
+        return float("-inf") if combine in ("max", "maxnum") else float("inf")
     info = torch.iinfo(dtype)
     return info.min if combine == "max" else info.max
 
@@ -440,7 +440,8 @@ def combiner(combine: str, dtype: torch.dtype) -> Callable[[ir.Value, ir.Value],
     if combine in ("and", "or") or dtype == torch.bool:
         return {"and": arith.andi, "mul": arith.andi, "min": arith.andi}.get(combine, arith.ori)
     if dtype.is_floating_point:
-        return {"add": arith.addf, "mul": arith.mulf, "max": arith.maximumf, "min": arith.minimumf}[combine]
+        folds = {"add": arith.addf, "mul": arith.mulf, "max": arith.maximumf, "min": arith.minimumf, "maxnum": arith.maxnumf}
+        return folds[combine]
     if is_unsigned(dtype):
         return {"add": arith.addi, "mul": arith.muli, "max": arith.maxui, "min": arith.minui}[combine]
     return {"add": arith.addi, "mul": arith.muli, "max": arith.maxsi, "min": arith.minsi}[combine]

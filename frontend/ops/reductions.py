@@ -201,8 +201,8 @@ def vector_norm(
 
 
 def finite_max(b: GraphBuilder, x: T, dims: Sequence[int], d: torch.dtype) -> T:
-    """The maximum, or 0 where it is infinite: subtracting it must not give NaN."""
-    top = b.reduce(x, dims, "max", True, d)
+    """The maximum of what is not NaN, or 0 where it is infinite: subtracting it must not give NaN."""
+    top = b.reduce(x, dims, "maxnum", True, d)
     return b.pointwise(top.shape, [top], d, d, d, lambda m: arith.select(s.isinf(d, m), scalar(d, 0), m))
 
 
@@ -222,7 +222,8 @@ def softmax(b: GraphBuilder, node: Any, x: T, dim: int, *_: Any, dtype: Any = No
     out = out_dtype(node)
     d = compute_dtype(out)
     safe = node.target is aten._safe_softmax.default  # a row of -inf only gives zeros
-    top = finite_max(b, x, [dim], d) if safe else b.reduce(x, [dim], "max", True, d)
+    # NaN need not be in the maximum to be in the sum.
+    top = finite_max(b, x, [dim], d) if safe else b.reduce(x, [dim], "maxnum", True, d)
     if node.target is aten._log_softmax.default:
         shifted = b.pointwise(x.shape, [x, top], d, d, d, arith.subf)
         total = b.reduce(shifted, [dim], "add", True, d, math.exp)

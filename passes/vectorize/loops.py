@@ -28,7 +28,7 @@ from .kernel import KernelFunction
 from .lanes import Index, Number, Point
 from .memory import Tile
 from .nest import Values, delinearize, lane_loop, loop
-from .reduce import EXTREMES, across, by_reduction, combine, combiner, is_nan, join, multiply_add, neutral, tracking_nan
+from .reduce import EXTREMES, accumulate, across, by_reduction, combine, combiner, is_nan, join, neutral
 from .stage import Stage
 
 
@@ -343,7 +343,7 @@ class Loops:
         out = []
         for op, accs in by_reduction(phase.reductions, carried):
             (combined,) = e.body(op, self._loops(op), [accs[0]])
-            for new, acc in zip(tracking_nan(op, combined, *accs) if len(accs) > 1 else [multiply_add(combined, accs[0])], accs):
+            for new, acc in zip(accumulate(op, combined, accs), accs):
                 if isinstance(acc.type, ir.VectorType):
                     new = e.math.splat(new)
                 if e.mask is not None and self.horizontal:

@@ -1,7 +1,7 @@
 """What a reduction does with its accumulators: where they start, what an element does to them, how parts become the whole.
 
-The extremes of floats have two accumulators, what is combined and what was NaN: a maximum that keeps NaN takes three
-instructions that wait for one another, one that drops NaN takes one, and NaN is found beside it.
+The extremes of floats that keep NaN have two accumulators, what is combined and what was NaN: a maximum that keeps NaN takes
+three instructions that wait for one another, one that drops NaN takes one, and NaN is found beside it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,29 @@ from .. import structure as st
 from .nest import Values
 
 EXTREMES = {"arith.maximumf": arith.CmpFPredicate.OGT, "arith.minimumf": arith.CmpFPredicate.OLT}
+"""Those that keep NaN."""
+DROPPING_NAN = {"arith.maxnumf": arith.CmpFPredicate.OGT}
 
 
 def is_nan(x: ir.Value) -> ir.Value:
     return arith.cmpf(arith.CmpFPredicate.UNO, x, x)
 
 
-def tracking_nan(op: ir.Operation, combined: ir.Value, best: ir.Value, nan: ir.Value) -> list[ir.Value]:
-    """The larger of an element and `best`, as if NaN were nothing; and the element if it is NaN, else `nan`.
+def accumulate(op: ir.Operation, combined: ir.Value, accumulators: Values) -> list[ir.Value]:
+    """The accumulators after an element. `combined` is what the body of the reduction made of the element and the first of them.
 
-    `combined` is what the body of the reduction made of the element and `best`. Where `best` starts as NaN, it stays that.
+    Of an extreme that keeps NaN: the larger of the element and the best so far, as if NaN were nothing; and the element if it is
+    NaN, else what was. Where the best starts as NaN, it stays that.
     """
+    best, *nan = accumulators
+    name = combiner(op).name
+    if not nan and name not in DROPPING_NAN:
+        return [multiply_add(combined, best)]
     owner = st.owner(combined)
     assert owner is not None
     element = owner.operands[1] if owner.operands[0] == best else owner.operands[0]
-    better = arith.cmpf(EXTREMES[combiner(op).name], element, best)
-    return [arith.select(better, element, best), arith.select(is_nan(element), element, nan)]
+    better = arith.select(arith.cmpf((EXTREMES | DROPPING_NAN)[name], element, best), element, best)
+    return [better, arith.select(is_nan(element), element, nan[0])] if nan else [better]
 
 
 def by_reduction(reductions: Sequence[ir.Operation], carried: Values) -> list[tuple[ir.Operation, Values]]:
@@ -78,11 +85,12 @@ def combiner(op: ir.Operation) -> ir.Operation:
 
 
 _KINDS = {
-    "arith.addf": ("ADD", 0.0),
+    "arith.addf": ("ADD", -0.0),  # 0.0 + x is not x where that is -0.0
     "arith.addi": ("ADD", 0),
     "arith.mulf": ("MUL", 1.0),
     "arith.muli": ("MUL", 1),
     "arith.maximumf": ("MAXIMUMF", float("-inf")),
+    "arith.maxnumf": ("MAXNUMF", float("-inf")),
     "arith.minimumf": ("MINIMUMF", float("inf")),
     "arith.maxsi": ("MAXSI", "min"),
     "arith.minsi": ("MINSI", "max"),
@@ -108,15 +116,17 @@ def neutral(op: ir.Operation) -> ir.Value:
 
 
 def combine(op: ir.Operation, a: ir.Value, b: ir.Value) -> ir.Value:
+    if (better := DROPPING_NAN.get(combiner(op).name)) is not None:
+        return arith.select(arith.cmpf(better, b, a), b, a)  # no accumulator is NaN
     return ir.Operation.create(combiner(op).name, results=[a.type], operands=[a, b]).results[0]
 
 
 def across(op: ir.Operation, value: ir.Value) -> ir.Value:
     """Combine the lanes of a vector."""
     kind = getattr(vector.CombiningKind, _KINDS[combiner(op).name][0])
-    # Sums may be reassociated; what an extreme is taken of is never NaN, see `tracking_nan`.
+    # Sums may be reassociated; what an extreme is taken of is never NaN, see `accumulate`.
     fast = {"arith.addf": arith.FastMathFlags.reassoc, "arith.mulf": arith.FastMathFlags.reassoc}.get(combiner(op).name)
-    fast = arith.FastMathFlags.nnan if combiner(op).name in EXTREMES else fast
+    fast = arith.FastMathFlags.nnan if combiner(op).name in EXTREMES | DROPPING_NAN else fast
     if fast is not None:
         return vector.reduction(value.type.element_type, kind, value, fastmath=fast)
     return vector.reduction(value.type.element_type, kind, value)

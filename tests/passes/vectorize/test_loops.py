@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -87,6 +89,43 @@ def test_extremes_keep_nan(n, m, by, target):
         np.testing.assert_array_equal(high, x.max(axis))
         np.testing.assert_array_equal(low, np.minimum(x.min(axis), np.float32(0.5)))
         assert untouched(high) and untouched(low)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("n,m", SIZES)
+@pytest.mark.parametrize("by", ["rows", "columns"])
+def test_maxima_drop_nan(n, m, by, target):
+    t = f"tensor<{n}x{m}xf32>"
+    out, maps, kinds = (f"tensor<{n}xf32>", ["i, j", "i"], "pr") if by == "rows" else (f"tensor<{m}xf32>", ["i, j", "j"], "rp")
+    body = generic("%r", [("%x", t)], out, maps, "arith.maxnumf", kinds, "ij", "0xFF800000")
+    run = built(kernel([("%x", t)], body, [("%r", out)], [[1]]), target)
+    axis = 1 if by == "rows" else 0
+    for nans in (0, 1, 7, n * m):
+        (x,) = arrays((n, m))
+        x.reshape(-1)[rng.permutation(n * m)[:nans]] = np.nan
+        high = padded(np.zeros(n if by == "rows" else m, np.float32))
+        assert run(x, high) == 0
+        np.testing.assert_array_equal(high, np.where(np.isnan(x), -np.inf, x).max(axis))
+        assert untouched(high)
+
+
+def test_a_maximum_without_nan_is_one_instruction():
+    t, out = "tensor<16x48xf32>", "tensor<16xf32>"
+    body = generic("%r", [("%x", t)], out, ["i, j", "i"], "arith.maxnumf", "pr", "ij", "0xFF800000")
+    asm = stages(kernel([("%x", t)], body, [("%r", out)], [[1]]), "x86-64-v4")["asm"]
+    assert "vmaxps" in asm and "vcmp" not in asm
+
+
+def test_sums_start_with_their_first_element():
+    """Not with a zero that it is added to: -0.0 is what changes no number."""
+    t, out = "tensor<16x48xf32>", "tensor<16xf32>"
+    body = generic("%r", [("%x", t)], out, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
+    text = kernel([("%x", t)], body, [("%r", out)], [[1]])
+    additions = re.findall(r"vaddps.*%zmm\d+\n", stages(text, "x86-64-v4")["asm"])
+    assert len(additions) == 3 * 3, "two for three vectors and one for their halves, in two rows that are together and one alone"
+    run = built(text)
+    x, y = np.full((16, 48), -0.0, np.float32), padded(np.ones(16, np.float32))
+    assert run(x, y) == 0 and not np.signbit(y).any(), "as eager mode: 0.0 is what the sum starts from"
 
 
 def test_one_lane_is_hidden():
