@@ -22,6 +22,7 @@ from .constants import find_constants, maker
 from .domain import Invalid, analyse, operand_loops
 from .epilogues import taken_over
 from .pack import weights_of
+from .repetition import too_often
 
 PASS_NAME = "mlirc-fuse"
 MAX_OPS = 64
@@ -216,7 +217,7 @@ class _Fusion:
             analyse(members, stored, self.shapes)
         except Invalid as e:
             return str(e)
-        return None
+        return "padded values would be computed too often" if too_often(members, stored) else None
 
     def _anchored(self, group: int) -> bool:
         return bool(self._anchors(group))

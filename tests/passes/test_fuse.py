@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from mlirc.dialects.mlir import ir
 from mlirc.passes import structure as st
 from mlirc.passes.fuse import fuse
 from mlirc.passes.layouts import Layouts
+from mlirc.tests.frontend.compare import compare
 from mlirc.tests.passes.graph_text import check, function, generic, matmul, transformed
 
 T, ROW, COLUMN = "tensor<4x8xf32>", "tensor<4xf32>", "tensor<8xf32>"
@@ -152,3 +155,35 @@ def test_cheap_functions_of_weights_stay_with_their_reader():
     body = generic("%s", [("%v", COLUMN)], COLUMN, body="arith.negf") + generic("%a", [("%x", T), ("%s", COLUMN)], T, ["i, j", "j", "i, j"], "arith.addf")
     text = function([("%x", T), ("%v", COLUMN)], body, [("%a", T)])
     assert together(text.replace("{", "attributes {mlirc.weights = array<i64: 1>} {", 1))
+
+
+def steps(n: int) -> str:
+    """Steps of a diffusion in one dim: each element becomes the sum of its neighbours, of which there are four."""
+    small, large = "tensor<100xf32>", "tensor<104xf32>"
+    body, x = "%zero = arith.constant 0.0 : f32\n", "%x"
+    for k in range(n):
+        body += f"%p{k} = tensor.pad {x} low[2] high[2] {{\n^bb0(%i{k}: index):\ntensor.yield %zero : f32\n}} : {small} to {large}\n"
+        for at in (0, 1, 3, 4):
+            body += f"%s{k}{at} = tensor.extract_slice %p{k}[{at}] [100] [1] : {large} to {small}\n"
+        lines = "%b = arith.addf %a0, %a1 : f32\n%c = arith.addf %b, %a2 : f32\n%o = arith.addf %c, %a3 : f32"
+        body += generic(f"%y{k}", [(f"%s{k}{at}", small) for at in (0, 1, 3, 4)], small, body=lines)
+        x = f"%y{k}"
+    return function([("%x", small)], body, [(x, small)])
+
+
+@pytest.mark.parametrize(("n", "kernels"), [(3, 1), (4, 2), (6, 2), (8, 3)])
+def test_long_chains_of_steps_are_cut(n, kernels):
+    """Three steps read what the first has padded at 64 places. Each place is code of its own, and six steps took minutes to compile."""
+    text = transformed(steps(n), run)
+    assert len(set(re.findall(r"mlirc.group = (\d+)", text))) == kernels
+    assert ("padded values would be computed too often" in text) == (kernels > 1)
+
+
+def test_steps_of_a_diffusion():
+    def diffused(x):
+        for _ in range(4):
+            p = F.pad(x, (1, 1, 1, 1))
+            x = (p[2:, 1:-1] + p[:-2, 1:-1] + p[1:-1, 2:] + p[1:-1, :-2]) / 4
+        return x
+
+    compare(diffused, torch.randn(19, 37), dynamic=True)
