@@ -3,8 +3,8 @@
 A compiler that aborts, never ends or eats all memory takes a worker with it and becomes a `WorkerError` here. The workers
 import no torch and none of the user's modules; `worker.py` is their main.
 
-Each worker is served by a daemon thread of this process, which starts it, sends it one job at a time and replaces it. The
-thread lives as long as its worker because the kernel ties a worker's life to the thread that started it (PR_SET_PDEATHSIG).
+Each worker is served by a daemon thread of this process, which starts it, sends it one job at a time and replaces it. Both end when
+there has been no job for a while. The thread lives as long as its worker because the kernel ties a worker's life to the thread that started it (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from .process import START_SECONDS, Silent, WorkerProcess
 
 MOST_WORKERS = 16
 """Workers unless more are asked for."""
+IDLE_SECONDS = 300.0
+"""A worker without a job for so long ends: it holds about 100 MB, and most programs compile at their start only."""
 LONGEST_SECONDS = 1e8
 """A limit beyond this is none: timers do not take it."""
 
@@ -196,12 +198,19 @@ class Pool:
         self._discard(process)
 
     def _next(self) -> _Job | None:
+        """The next job; None if this thread and its worker shall end."""
         with self._changed:
             self._idle += 1
-            while not self._queue and not self._closed:
-                self._changed.wait()
+            late = False
+            while not (self._queue or self._closed or late):
+                late = not self._changed.wait(IDLE_SECONDS)
             self._idle -= 1
-            return None if self._closed else self._queue.popleft()
+            if self._closed:
+                return None
+            if not self._queue:
+                self._threads.remove(threading.current_thread())
+                return None
+            return self._queue.popleft()
 
     def _attempt(self, process: WorkerProcess | None, job: _Job) -> _Outcome:
         if process is None:

@@ -266,6 +266,19 @@ def test_abandoned_jobs(pool, tmp_path):
     assert len(pool.pids()) == 2
 
 
+def test_idle_workers_end(monkeypatch):
+    """And later jobs start new ones, also those that come at the very moment."""
+    monkeypatch.setattr("mlirc.runtime.pool.IDLE_SECONDS", 0.05)
+    with Pool(workers=2) as pool:
+        first = [pool.submit("os:getpid").result(60) for _ in range(2)]
+        for pid in first:
+            assert gone(pid)
+        assert pool.pids() == []
+        for n in range(12):
+            time.sleep(0.047 + 0.0005 * n)
+            assert pool.submit("math:sqrt", n * n).result(60) == n
+
+
 def test_a_job_that_is_stopped_says_where_it_was():
     with Pool(workers=1, timeout=1.0) as pool:
         error = pool.submit("time:sleep", 1000).exception(60)
