@@ -213,8 +213,9 @@ class KernelCache:
         if self._size is not None:
             self._size += size
         if self._size is None or self._size > self.max_bytes or self._added > self.max_bytes // 16:
-            self._size = _trim(folder, self.max_bytes)
-            self._added = 0
+            with contextlib.suppress(OSError):  # no descriptor left to list it with: later
+                self._size = _trim(folder, self.max_bytes)
+                self._added = 0
 
     def _warn(self, text: str) -> None:
         """Once per text in this process."""

@@ -193,6 +193,14 @@ def test_failing_writes_are_one_warning(cache, monkeypatch, code, call):
         assert len(os.listdir(cache.directory)) == 1
 
 
+def test_a_directory_that_cannot_be_listed_at_the_moment(cache, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", lambda path: (_ for _ in ()).throw(OSError(errno.EMFILE, "Too many open files")))
+        cache.put(key(1), b"one")
+    cache.put(key(2), b"two")
+    assert (cache.get(key(1)), cache.get(key(2)), cache.stats().entries) == (b"one", b"two", 2)
+
+
 def test_directory_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.warns(RuntimeWarning):
