@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
 
@@ -56,6 +57,8 @@ def mlirc(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str 
     target.check_runnable()
     if target.has_amx_bf16:
         request_tiles()
+    if torch._functorch.config.bundled_autograd_cache:
+        raise CompileError("what mlirc compiles cannot be saved with the graph (`aot_compile`): its kernels are kept in a cache of their own")
     get_pool(chosen).warm_up()
     return capture(gm, example_inputs, functools.partial(compile_fx, options=chosen, target=target), chosen)
 

@@ -342,3 +342,9 @@ def test_cache_of_aot_autograd():
                 torch.testing.assert_close(torch.autograd.grad(ours(x, w).sum(), x), torch.autograd.grad(f(x, w).sum(), x))
                 with torch.no_grad():
                     torch.testing.assert_close(ours(x, w), f(x, w))
+
+
+def test_aot_compile_is_refused():
+    ours = torch.compile(lambda x: x.sin(), backend="mlirc", fullgraph=True)
+    with pytest.raises(Exception, match="cannot be saved"):
+        ours.aot_compile(((R(4),), {}))
