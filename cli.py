@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
 import os
 import re
@@ -32,6 +33,10 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except CompileError as e:
             raise click.ClickException(str(e)) from e
+        except OSError as e:
+            if e.errno == errno.EPIPE or e.filename is None:
+                raise
+            raise click.ClickException(f"{e.filename}: {e.strerror}") from e
 
 
 @click.group(cls=_Commands, help=__doc__)

@@ -289,6 +289,12 @@ def test_no_inputs_and_no_graph(model, tmp_path):
     assert "there is no graph" in mlirc("dump", f"{model}:nothing", code=1).output
 
 
+def test_a_folder_that_cannot_be_made(model, tmp_path):
+    (tmp_path / "file").write_text("")
+    output = mlirc("dump", f"{model}:attention", *QKV, "--stage", "linalg", "-o", tmp_path / "file" / "out", code=1).output
+    assert re.fullmatch(r"Error: /.*/file.*: Not a directory\n", output), output
+
+
 def test_a_kernel_that_does_not_compile(tmp_path):
     path = tmp_path / "bad.mlir"
     path.write_text("func.func @kernel(")
