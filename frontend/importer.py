@@ -131,9 +131,10 @@ class _Importer:
             for e in _extents(n) if n not in ragged else ():
                 found.update(dict.fromkeys(sorted(e.free_symbols, key=str)))
         given = {e for n in places if n not in ragged for e in _extents(n)} | set(rounded.get().values())
+        uneven = {e for n in ragged for e in _extents(n)}
         for s in found:
             if s not in given:
-                raise LeaveGraph(f"the size {s} depends on data, or is that of a nested tensor")
+                raise LeaveGraph(f"the size {s} " + ("is that of the uneven dim of a nested tensor" if s in uneven else "depends on data"))
         self.graph.symbols = list(found)
         return self.graph.symbols
 
