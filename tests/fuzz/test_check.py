@@ -66,6 +66,15 @@ def test_what_cancels_does_so_exactly_in_every_other_run(seed, least, most):
     assert least <= (difference == 0).float().mean() <= most
 
 
+def test_noise_that_raises():
+    """One, and a bit: no probability."""
+    f = lambda x: (torch.bernoulli((x * 0 + 1)[0] * torch.ones(7)), x.sum())  # noqa: E731
+    far = lambda x: (f(x)[0], x.sum() + (3 if compiling() else 0))  # noqa: E731
+    args = lambda: (tensor((64,), torch.float32, 1),)  # noqa: E731
+    with pytest.raises(Difference, match="output 1"):
+        check(far, args)
+
+
 def test_gradients_in_f64_are_those_of_the_same_inputs():
     """A view has none, nor has its copy in f64."""
     args = tensor((3,), torch.float32, 0), tensor((4, 3), torch.float32, 1)[1:], tensor((5,), torch.bfloat16, 2)

@@ -46,3 +46,17 @@ def test_errors_that_are_right(line):
     names: dict = {}
     exec(f"def f(x, i):\n    {line}\n    return x + 1", names)
     check_errors(names["f"], inputs)
+
+
+def test_what_nobody_reads_is_not_computed():
+    """In eager mode it raises; without it, compiled graphs have less to do. So it is with other compilers."""
+
+    def f(x, i):
+        y = x + 1
+        y.index_fill_(0, i, 1)
+        y.fill_(2)
+        return y
+
+    with pytest.raises(Difference) as e:
+        check_errors(f, inputs)
+    assert e.value.kind == "no error" and e.value.by_torch
