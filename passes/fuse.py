@@ -214,10 +214,10 @@ class _Fusion:
         """Why ops, in program order, are no kernel by themselves."""
         members, stored = with_views(ops)
         try:
-            analyse(members, stored, self.shapes)
+            domain = analyse(members, stored, self.shapes)
         except Invalid as e:
             return str(e)
-        return "padded values would be computed too often" if too_often(members, stored) else None
+        return "a value would be computed at too many places" if too_often(domain, members, stored) else None
 
     def _anchored(self, group: int) -> bool:
         return bool(self._anchors(group))

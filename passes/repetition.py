@@ -3,52 +3,104 @@
     %p = pad %x                               # steps of a diffusion: %y reads %p at four places, the next step
     %y = slice0 %p + ... + slice3 %p          # reads that of %y at four, and so the first one at sixteen
 
-Each place is computed anew, and is code of its own. Places that several ways lead to are computed once where the way does not
-matter; with padding on the way it does, as every way has its own mask. `passes.fuse` asks here, so that long chains are cut.
+Each place is computed anew, and is code of its own. A place that several ways lead to is computed once, but not with padding on the
+way, as every way has its own mask. `passes.fuse` asks here, so that long chains are cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from ..dialects.mlir import ir
 from . import structure as st
-from .domain import operand_loops, trace
+from .domain import Domain, operand_loops, result_loops
 
-MOST = 64
-"""Places of a padded value: three steps of four neighbours."""
+MOST = 256
+"""Places of a value: ten steps of a diffusion in two dims, eight of a sum by halves."""
+MOST_PADDED = 64
+"""Of a padded one: three steps."""
+
+Place = tuple[Hashable, tuple[Hashable, ...]]
+"""The paddings on the way, and along each loop or dim the affine (class, offset, step), or anything else that is equal for equal
+places only."""
 
 
-def too_often(ops: Sequence[ir.Operation], stored: Sequence[ir.Value]) -> bool:
-    """Whether a padded value would be read at more than `MOST` places by a kernel of these ops (in program order)."""
-    pads = [op for op in ops if st.kind(op) == "pad"]
-    if not pads:
+def too_often(domain: Domain, ops: Sequence[ir.Operation], stored: Sequence[ir.Value]) -> bool:
+    """Whether a kernel of these ops (in program order) would compute some value at too many places."""
+    if not domain.displaced:
         return False
-    count = _places(ops, stored)
-    return any(count[op] > MOST for op in pads)
-
-
-def _places(ops: Sequence[ir.Operation], stored: Sequence[ir.Value]) -> dict[ir.Operation, int]:
-    """At how many places the value of each op is computed, for one place of what is stored."""
     inside = set(ops)
-    # For each op the values through which it is read: at the reader's own place, or else at another one.
-    own: dict[ir.Operation, int] = {op: 0 for op in ops}
-    other: dict[ir.Operation, dict[ir.Value, int]] = {op: {} for op in ops}
-    for v in stored:
-        own[st.owner(v)] = 1  # type: ignore[index]
-    count: dict[ir.Operation, int] = {}
+    places: dict[ir.Operation, set[Place]] = {}
+    makers = {st.owner(v) for v in stored}
     for op in reversed(ops):
-        if st.kind(op) in ("view", "aux"):
+        if op not in domain.loops:
             continue
-        count[op] = n = max(own[op] + sum(other[op].values()), 1)
+        mine = places.setdefault(op, set())
+        if op in makers or st.kind(op) not in ("elementwise", "pad"):
+            mine.add(((), tuple((c, 0, 1) for c in domain.loops[op])))
+        if len(mine) > (MOST_PADDED if st.kind(op) == "pad" else MOST):
+            return True
         for value, loops in operand_loops(op):
-            root, dims = trace(value, inside)
-            producer = st.owner(root)
-            if producer is None or producer not in inside or st.kind(producer) in ("view", "aux"):
+            views, producer = _way(value, inside, domain)
+            if producer is None:
                 continue
-            walked = {d for d, loop in zip(dims, loops) if loop is not None}
-            if all(size == 1 or d in walked for d, size in enumerate(st.shape(root))):
-                own[producer] = max(own[producer], n)
-            else:
-                other[producer][value] = max(other[producer].get(value, 0), n)
-    return count
+            asked = places.setdefault(producer, set())
+            own = [(c, 0, 1) for c in domain.loops[producer]]
+            out = result_loops(producer, _number(producer, views[-1].operands[0] if views else value))
+            for before, at in mine:
+                if st.kind(op) == "pad":
+                    before, along = (before, op, at), at
+                else:
+                    along = tuple((value, at) if loop is None else at[loop] for loop in loops)
+                for view in views:
+                    along = _through(view, along)
+                where: list[Hashable] = list(own)
+                for loop, place in zip(out, along):
+                    if loop is not None:
+                        where[loop] = place
+                asked.add((before, tuple(where)))
+    return False
+
+
+def _way(value: ir.Value, inside: set[ir.Operation], domain: Domain) -> tuple[list[ir.Operation], ir.Operation | None]:
+    """The views of a kernel from a value on, and the op behind them that is computed anew for each place; None if none is."""
+    views = []
+    while (op := st.owner(value)) is not None and op in inside and st.kind(op) == "view":
+        views.append(op)
+        value = op.operands[0]
+    return views, op if op in domain.loops and op in inside and st.kind(op) in ("elementwise", "pad") else None
+
+
+def _number(op: ir.Operation, value: ir.Value) -> int:
+    return list(op.results).index(value)
+
+
+def _through(op: ir.Operation, along: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+    """The place in a view's source of a place in the view."""
+    dims = _dims(op)
+    if dims is None:
+        return tuple((op, along, d) for d in range(len(st.shape(op.operands[0]))))
+    return tuple(_moved((None, 0, 1) if i is None else along[i], offset, step) for i, offset, step in dims)
+
+
+@st.remembered
+def _dims(op: ir.Operation) -> list[tuple[int | None, Hashable, int]] | None:
+    """For each dim of a view's source: which dim of the view it is (None: there is none), from where on, in which steps."""
+    rank = len(st.shape(op.operands[0]))
+    if op.name == "tensor.cast":
+        return [(d, 0, 1) for d in range(rank)]
+    if op.name == "linalg.transpose":
+        order = st.integers(op.attributes["permutation"])
+        return [(order.index(d), 0, 1) for d in range(rank)]
+    if op.name == "tensor.extract_slice":
+        offsets, steps = st.slice_parts(op)
+        shown = {d: i for i, d in enumerate(st.slice_dims(op))}
+        return [(shown.get(d), offsets[d], steps[d]) for d in range(rank)]
+    return None
+
+
+def _moved(where: Hashable, offset: Hashable, step: int) -> Hashable:
+    """offset + step * where"""
+    if isinstance(offset, int) and isinstance(where, tuple) and len(where) == 3 and isinstance(where[1], int) and isinstance(where[2], int):
+        return where[0], offset + step * where[1], step * where[2]
+    return where, offset, step
