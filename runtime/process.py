@@ -18,6 +18,8 @@ LENGTH = struct.Struct("<Q")
 START_SECONDS = 120.0
 LOG_TAIL = 4096
 TICK_SECONDS = 0.5
+LONGEST_ARGUMENT = 100_000
+"""Linux takes 128 KiB. Longer settings (`sys.path` may have a folder for each of many libraries) are left in the log."""
 # Everything else in the environment that starts with PYTHON is for the user's program (paths, debugging, start-up files).
 KEPT_VARIABLES = {"PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE"}
 # The package is loaded from where the parent has it, however it was installed and whatever lies in the working directory.
@@ -25,14 +27,19 @@ BOOT = """
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]
 import json
-config = json.loads(sys.argv[1])
+text = sys.argv[1]
+if text.isdigit():
+    import os
+    text = os.pread(1, int(text), 0).decode()
+    os.ftruncate(1, 0)
+config = json.loads(text)
 sys.path[:] = config["path"]
 import importlib.util
 spec = importlib.util.spec_from_file_location("mlirc", config["init"], submodule_search_locations=config["roots"])
 sys.modules["mlirc"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["mlirc"])
 from mlirc.worker import main
-main(sys.argv[1])
+main(text)
 """
 
 
@@ -69,8 +76,11 @@ class WorkerProcess:
         self._log = _open_log()
         self._socket, theirs = socket.socketpair()
         try:
+            settings = json.dumps(config)
+            if len(settings) > LONGEST_ARGUMENT:
+                settings = str(self._log.write(settings.encode()))
             self._popen = subprocess.Popen(
-                [python, "-c", BOOT, json.dumps(config)],
+                [python, "-c", BOOT, settings],
                 stdin=theirs.fileno(),
                 stdout=self._log,
                 stderr=self._log,

@@ -266,6 +266,14 @@ def test_abandoned_jobs(pool, tmp_path):
     assert len(pool.pids()) == 2
 
 
+def test_very_many_folders_of_libraries(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, *(f"/nowhere/{n}/{'library/' * 30}" for n in range(2000))])
+    with Pool(workers=1) as pool:
+        assert pool.submit("math:sqrt", 4).result(60) == 2.0
+        error = pool.submit("os:abort").exception(60)
+    assert "nowhere" not in error.log
+
+
 def test_idle_workers_end(monkeypatch):
     """And later jobs start new ones, also those that come at the very moment."""
     monkeypatch.setattr("mlirc.runtime.pool.IDLE_SECONDS", 0.05)
