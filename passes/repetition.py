@@ -15,7 +15,7 @@ from ..dialects.mlir import ir
 from . import structure as st
 from .domain import Domain, operand_loops, result_loops
 
-MOST = 256
+MOST = 128
 """Places of a value: ten steps of a diffusion in two dims, eight of a sum by halves."""
 MOST_PADDED = 64
 """Of a padded one: three steps."""
