@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import os
 import time
@@ -189,8 +190,9 @@ def call(model: Callable[..., Any], compiled: Callable[..., Any], args: tuple[An
 @contextlib.contextmanager
 def restored(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
     """Put back buffers and arguments that the calls write to, and the random state."""
-    buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
-    tensors = [*buffers, *(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))]
+    used = pytree.tree_leaves((model, args, kwargs, *_captured(model)))
+    buffers = [b for m in used if isinstance(m, torch.nn.Module) for b in m.buffers()]
+    tensors = {id(x): x for x in (*buffers, *used) if isinstance(x, torch.Tensor)}.values()
     saved = [(x, x.detach().clone(), 0 if x.is_inference() else x._version) for x in tensors]
     with torch.random.fork_rng(devices=[]):
         try:
@@ -200,6 +202,16 @@ def restored(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
                 for tensor, old, version in saved:
                     if _is_written(tensor, old, version):
                         tensor.copy_(old)
+
+
+def _captured(model: Callable[..., Any]) -> list[Any]:
+    """What a function has besides its arguments: the object of a method, variables around it."""
+    owner = getattr(model, "__self__", None)
+    try:
+        variables = inspect.getclosurevars(model)
+    except (TypeError, ValueError):  # not a function; a variable that is not set yet
+        return [owner]
+    return [owner, *variables.nonlocals.values(), *variables.globals.values()]
 
 
 def _is_written(tensor: torch.Tensor, old: torch.Tensor, version: int) -> bool:

@@ -129,6 +129,18 @@ def test_nothing_is_left_changed(net):
     assert not aten._profilers
 
 
+@pytest.mark.parametrize("how", ["around", "argument", "method"])
+def test_modules_that_a_function_uses_stay_as_they_were(net, how):
+    net.train()
+    x = torch.randn(64, 16)
+    state = {k: v.clone() for k, v in net.state_dict().items()}
+    if how == "argument":
+        explain(lambda m, x: m(x), net, x)
+    else:
+        explain((lambda x: net(x)) if how == "around" else net.forward, x)
+    assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
+
+
 def test_arguments_that_cannot_be_compared_or_written_to():
     nan = torch.full((1,), float("nan"))
     report = explain(lambda x: x * 2, nan.expand(4))
