@@ -221,6 +221,8 @@ def logsumexp(b: GraphBuilder, node: Any, x: T, dims: Any, keepdim: bool = False
 def softmax(b: GraphBuilder, node: Any, x: T, dim: int, *_: Any, dtype: Any = None) -> T:
     out = out_dtype(node)
     d = compute_dtype(out)
+    if not d.is_floating_point:
+        return b.full(x.shape, out, 0)  # ATen has none for integers, which shows where there are some
     safe = node.target is aten._safe_softmax.default  # a row of -inf only gives zeros
     # NaN need not be in the maximum to be in the sum.
     top = finite_max(b, x, [dim], d) if safe else b.reduce(x, [dim], "maxnum", True, d)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mlirc.tests.frontend.compare import compare
 from mlirc.tests.frontend.elementwise import expressions, function, matches, module_matches
 from mlirc.tests.frontend.golden import check_import
 
@@ -179,3 +180,13 @@ def test_import_keeps_channels_last_in_group_norm():
 // CHECK: iterator_types = ["parallel", "parallel", "reduction", "reduction", "reduction"]
 """,
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
+def test_softmax_of_no_integers(dtype):
+    """Eager mode complains about integers only where it meets some."""
+    f = lambda x: x.softmax(-1)  # noqa: E731
+    compare(f, torch.zeros(0, dtype=dtype))
+    compare(f, torch.zeros(3, 0, dtype=dtype))
+    with pytest.raises(NotImplementedError, match="softmax"):
+        torch.compile(f, backend="mlirc", options={"strict": True})(torch.zeros(3, dtype=dtype))
