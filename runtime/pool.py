@@ -3,8 +3,9 @@
 A compiler that aborts, never ends or eats all memory takes a worker with it and becomes a `WorkerError` here. The workers
 import no torch and none of the user's modules; `worker.py` is their main.
 
-Each worker is served by a daemon thread of this process, which starts it, sends it one job at a time and replaces it. Both end when
-there has been no job for a while. The thread lives as long as its worker because the kernel ties a worker's life to the thread that started it (PR_SET_PDEATHSIG).
+Each worker is served by a daemon thread of this process, which starts it, sends it one job at a time and replaces it. The
+thread lives as long as its worker because the kernel ties a worker's life to the thread that started it (PR_SET_PDEATHSIG); both
+end when there has been no job for a while.
 """
 
 from __future__ import annotations
