@@ -46,6 +46,7 @@ OFF_BY_ONE = frozenset(("_log_softmax", "logsumexp", "digamma"))
 ROUGH = {"polygamma": 1e-10}
 # Of a query or a key that is not finite it makes zeros here and there, where the three parts make NaN.
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+RUNNING = ("running_mean", "running_var")
 # Which of the two zeros they return depends on the order; divided by it, on the sign of an infinity.
 EXTREMA = frozenset("maximum minimum amax amin max min fmax fmin aminmax relu relu_ clamp clamp_ clamp_min clamp_max".split())
 
@@ -79,7 +80,8 @@ class Noise(TorchDispatchMode):
         name = func.overloadpacket.__name__
         schema = func._schema
         if name.rstrip("_") in ACCUMULATING:
-            written = [p.alias_info is not None and p.alias_info.is_write for p in schema.arguments]
+            # The schema of native_batch_norm does not tell that it writes to them.
+            written = [p.name in RUNNING or p.alias_info is not None and p.alias_info.is_write for p in schema.arguments]
             kind = _finest(args)
             args = tuple(a if w else pytree.tree_map(lambda x: self.moved(x, kind), a) for a, w in zip(args, written))
         out = func(*args, **kwargs)

@@ -75,6 +75,14 @@ def test_noise_that_raises():
         check(far, args)
 
 
+def test_noisy_batch_norms_keep_statistics():
+    x, mean, variance = tensor((5, 3), torch.float32, 0, "normal"), torch.zeros(3), torch.ones(3)
+    with Noise(0):
+        F.batch_norm(x, mean, variance, training=True, momentum=1.0)
+    torch.testing.assert_close(mean, x.mean(0))
+    torch.testing.assert_close(variance, x.var(0))
+
+
 def test_gradients_in_f64_are_those_of_the_same_inputs():
     """A view has none, nor has its copy in f64."""
     args = tensor((3,), torch.float32, 0), tensor((4, 3), torch.float32, 1)[1:], tensor((5,), torch.bfloat16, 2)
