@@ -12,6 +12,7 @@ from ...dialects import builders, own
 from ...dialects.mlir import arith, ir, tensor
 from ..extents import Extent, normal, product, same
 from ..graph_builder import GraphBuilder, T
+from ..memory_order import fills, tensor_spec
 from ..registry import LeaveGraph, Unsupported, lowers
 from .padding import extent
 from .scatter import write_at
@@ -74,11 +75,30 @@ def just_written(node: torch.fx.Node) -> torch.fx.Node | None:
     return source if list(source.meta["val"].shape) == list(size) else None
 
 
+_WINDOWS = {
+    aten.slice.Tensor, aten.select.int, aten.transpose.int, aten.permute.default, aten.t.default, aten.unsqueeze.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.alias.default, aten.detach.default,
+}  # fmt: skip
+"""Views that are the memory they show in the compiled program, too, with all that lies between their elements."""
+
+
 def _left_to_aten(node: Any, reason: str) -> Exception:
-    """The call in its place sees the operand alone, so that offsets count from there."""
-    if _geometry(node)[2] is not None and not same(normal(node.args[0].meta["val"].storage_offset()), 0):
+    """The call in its place sees the operand alone, so that offsets count from there, and nothing between the elements of a copy."""
+    operand = node.args[0]
+    meta = operand.meta["val"]
+    counts_elsewhere = _geometry(node)[2] is not None and not same(normal(meta.storage_offset()), 0)
+    if counts_elsewhere or not (fills(meta, tensor_spec(meta)) or _is_window(operand)):
         return LeaveGraph(reason, node=node.format_node())
     return Unsupported(reason)
+
+
+def _is_window(node: Any) -> bool:
+    """Whether a tensor is a part of an input, or of what an op has made, as it lies there."""
+    while node.target in _WINDOWS:
+        node = node.args[0]
+    storage = node.meta["val"].untyped_storage()._cdata
+    made_from = (n.meta.get("val") for n in node.all_input_nodes)
+    return all(v.untyped_storage()._cdata != storage for v in made_from if isinstance(v, torch.Tensor))
 
 
 def _row_major(sizes: Sequence[Extent], strides: Sequence[Extent]) -> bool:

@@ -335,6 +335,14 @@ def test_views_of_what_is_detached_have_no_gradient(dynamic):
     agree(f, R(4, 3), dynamic=dynamic)
 
 
+@MODES
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[1:], lambda x: x.t(), lambda x: x.expand(1, 3, 2), lambda x: x[:, None].expand(3, 4, 2), lambda x: x.view(-1)])
+def test_windows_onto_what_lies_between_the_elements(view, dynamic):
+    """Of an input, and of an intermediate."""
+    agree(lambda x: -view(x).as_strided((2, 2), (1, 2), 0), R(3, 4)[:, ::2], dynamic=dynamic)
+    agree(lambda x: -view(x.exp()[:, ::2]).as_strided((2, 2), (1, 2), 0), R(3, 4), dynamic=dynamic)
+
+
 def test_outputs_that_are_arguments_or_constants():
     agree(lambda x: x, R(3))
     agree(lambda x, y: (y, x), R(3), R(4))
