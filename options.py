@@ -119,12 +119,17 @@ def _parse(text: str) -> dict[str, object]:
     return out
 
 
+def _as_text(value: object) -> object:
+    """Path objects, also those in a list, as strings."""
+    if isinstance(value, (list, tuple)):
+        return [_as_text(v) for v in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 def _convert(name: str, value: object, default: object) -> object:
     if name in PATHS:
-        several = isinstance(default, tuple)
-        value = [value] if several and isinstance(value, os.PathLike) else value
-        value = [os.fspath(v) if isinstance(v, os.PathLike) else v for v in value] if several and isinstance(value, (list, tuple)) else value
-        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        # In a list of its own a path is not taken for text, which is split at colons.
+        value = _as_text([value] if isinstance(value, os.PathLike) and isinstance(default, tuple) else value)
     if isinstance(value, str) and not isinstance(default, str):
         if isinstance(default, bool):
             words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
