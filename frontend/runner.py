@@ -90,15 +90,15 @@ class Runner:
         return results
 
     def _run(self, tensors: list[torch.Tensor], outputs: list[torch.Tensor], sizes: Sequence[int]) -> None:
-        if outputs and type(outputs[0]) is FakeTensor:  # to ask it for its address is a warning
-            return
+        if outputs and isinstance(outputs[0], FakeTensor):
+            return  # a call about fake tensors: the outputs, fake as well, are all there is to it
         inputs = list(map(_data_ptr, tensors))
         results = list(map(_data_ptr, outputs))
         if self.written and not torch.is_inference_mode_enabled() and any(tensors[i].is_inference() for i in self.written):
             raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed: give the compiled graph a clone")
         if 0 in inputs or 0 in results:
-            if _are_fake(tensors, outputs):
-                return
+            if any(isinstance(t, FakeTensor) for t in tensors):
+                raise RuntimeError("a compiled graph was called with fake tensors outside of their mode")
             if any(tensors[i]._is_zerotensor() for i in self.written):
                 raise RuntimeError("ZeroTensors are immutable: a compiled graph writes to this argument; give it a clone")
             tensors = list(map(_in_memory, tensors))
@@ -117,15 +117,6 @@ class Runner:
     def _pick(self, args: list[Any]) -> list[torch.Tensor]:
         """The tensors among the arguments, the graph's constants and the seeds, in the program's order."""
         return [args[i] for i in self.tensors]
-
-
-def _are_fake(tensors: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
-    """Whether the call is about fake tensors, which have no memory: the outputs, fake as well, are all there is to it."""
-    if any(isinstance(t, FakeTensor) for t in outputs):
-        return True
-    if any(isinstance(t, FakeTensor) for t in tensors):
-        raise RuntimeError("a compiled graph was called with fake tensors outside of their mode")
-    return False
 
 
 def _check_tangents(args: list[Any]) -> None:
