@@ -70,12 +70,16 @@ def test_phases_of_rows_alternate():
     assert [w for w in together.split() if w in ("<maximumf>,", "<add>,")] == ["<maximumf>,"] * 2 + ["<add>,"] * 2
 
 
+def reduced(n, m, by):
+    """The result of a reduction of n x m elements, its maps and iterators: of each row, or of each column."""
+    return (f"tensor<{n}xf32>", ["i, j", "i"], "pr") if by == "rows" else (f"tensor<{m}xf32>", ["i, j", "j"], "rp")
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("n,m", SIZES)
 @pytest.mark.parametrize("by", ["rows", "columns"])
 def test_extremes_keep_nan(n, m, by, target):
-    t = f"tensor<{n}x{m}xf32>"
-    out, maps, kinds = (f"tensor<{n}xf32>", ["i, j", "i"], "pr") if by == "rows" else (f"tensor<{m}xf32>", ["i, j", "j"], "rp")
+    t, (out, maps, kinds) = f"tensor<{n}x{m}xf32>", reduced(n, m, by)
     body = generic("%r", [("%x", t)], out, maps, "arith.maximumf", kinds, "ij", "0xFF800000")
     body += generic("%s", [("%x", t)], out, maps, "arith.minimumf", kinds, "ij", "0.5")
     run = built(kernel([("%x", t)], body, [("%r", out), ("%s", out)], [[1], [1]]), target)
@@ -95,8 +99,7 @@ def test_extremes_keep_nan(n, m, by, target):
 @pytest.mark.parametrize("n,m", SIZES)
 @pytest.mark.parametrize("by", ["rows", "columns"])
 def test_maxima_drop_nan(n, m, by, target):
-    t = f"tensor<{n}x{m}xf32>"
-    out, maps, kinds = (f"tensor<{n}xf32>", ["i, j", "i"], "pr") if by == "rows" else (f"tensor<{m}xf32>", ["i, j", "j"], "rp")
+    t, (out, maps, kinds) = f"tensor<{n}x{m}xf32>", reduced(n, m, by)
     body = generic("%r", [("%x", t)], out, maps, "arith.maxnumf", kinds, "ij", "0xFF800000")
     run = built(kernel([("%x", t)], body, [("%r", out)], [[1]]), target)
     axis = 1 if by == "rows" else 0
