@@ -30,6 +30,7 @@ def check_errors(*program: Any, **settings: Any) -> None:
 
 def what_is_read(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """A backend that runs AOTAutograd's graphs in eager mode, taken apart as Inductor does, without the ops whose results nobody reads."""
+    import torch._inductor.lowering  # noqa: F401  # its decompositions need it, and it takes seconds
 
     def compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         gm.graph.eliminate_dead_code()
