@@ -118,6 +118,33 @@ def _correlate(
     return b.reshape(y, [x.shape[0], *out, channels])
 
 
+def _padded_correlate(
+    b: GraphBuilder, x: T, w: T, stride: Ints, padding: Ints, dilation: Ints, groups: Extent, channels: Extent, out: Sequence[Extent]
+) -> T:
+    """The same of an x that is padded here, by as much on both sides of a dim; taps that see padding alone are left out."""
+    kernel = w.shape[: len(out)]
+    seeing = [_seeing(*of) for of in zip(x.shape[1:-1], out, kernel, stride, dilation, padding)]
+    low, high = list(padding), list(padding)
+    if any(not same(n, k) for (_, n), k in zip(seeing, kernel)):
+        low = [p - first * d for p, d, (first, _) in zip(padding, dilation, seeing)]
+        reach = [(o - 1) * s + (n - 1) * d + 1 for o, s, d, (_, n) in zip(out, stride, dilation, seeing)]
+        high = [r - a - n for r, a, n in zip(reach, low, x.shape[1:-1])]
+        rest = w.shape[len(out) :]
+        w = b.slice(w, [*(first for first, _ in seeing), *(0 for _ in rest)], [*(n for _, n in seeing), *rest], [1] * w.rank)
+    return _correlate(b, pad_spatial(b, x, low, high), w, stride, dilation, groups, channels, out)
+
+
+def _seeing(size: Extent, out: Extent, kernel: Extent, stride: int, dilation: int, low: int) -> tuple[int, Extent]:
+    """(First, number of) the taps of a dim between the first and the last one that see anything but padding; all if sizes are symbols.
+
+    Of 3 taps over a single element, that is padded by one on both sides, it is the one in the middle.
+    """
+    if not all(isinstance(n, int) for n in (size, out, kernel)):
+        return 0, kernel
+    seeing = [k for k in range(kernel) if any(0 <= p * stride + k * dilation - low < size for p in range(out))]  # type: ignore[arg-type, operator]
+    return (seeing[0], seeing[-1] - seeing[0] + 1) if seeing else (0, kernel)
+
+
 def _weight_gradient(
     b: GraphBuilder, x: T, grad: T, kernel: Sequence[Extent], stride: Ints, dilation: Ints, groups: Extent
 ) -> T:
@@ -159,6 +186,13 @@ def _transposed(
         sizes = [s for pair in zip(x.shape[1:], kernel) for s in pair]
         y = b.contract(x, w, (f"n{p}i", f"io{k}", f"n{blocks}o"), [x.shape[0], *sizes, channels])
         return b.reshape(y, [x.shape[0], *out, channels])
+    single = all(same(n, 1) for n in x.shape[1:-1]) and all(isinstance(k, int) and k > p for k, p in zip(kernel, padding))
+    if single and same(groups, 1) and list(dilation) == [1] * r:
+        # Of a single element, which makes one block of outputs.
+        k = "abc"[:r]
+        y = b.contract(b.reshape(x, [x.shape[0], x.shape[-1]]), w, ("ni", f"io{k}", f"n{k}o"), [x.shape[0], *kernel, channels])
+        after = [normal(o - s + p) for o, s, p in zip(out, kernel, padding)]
+        return pad_spatial(b, y, [-p for p in padding], after)
     if any(s > 1 and d > 1 for s, d in zip(stride, dilation)):
         raise Unsupported("transposed convolution with both stride and dilation")
     if not all(isinstance(k, int) for k in kernel):
@@ -173,6 +207,9 @@ def _transposed(
             continue
         step = [s if s > 1 else 1 for s in stride]
         low = [(t - 1) * d - (f + p) // s for t, d, f, p, s in zip(taps, dilation, phase, padding, stride)]
+        seeing = [_seeing(n, c, t, 1, d, a) for n, c, t, d, a in zip(x.shape[1:], counts, taps, dilation, low)]
+        first = [f + s * (t - k - n) for f, s, t, (k, n) in zip(first, step, taps, seeing)]  # type: ignore[operator]
+        taps, low = [n for _, n in seeing], [a - k * d for a, d, (k, _) in zip(low, dilation, seeing)]
         need = [c + (t - 1) * d for c, t, d in zip(counts, taps, dilation)]
         high = [normal(n - before - s) for n, before, s in zip(need, low, x.shape[1:])]
         if not all(isinstance(h, int) for h in high):
@@ -264,8 +301,7 @@ def convolution(
     if transposed:
         y = _transposed(b, last, w, stride, padding, dilation, groups, spatial)
     else:
-        last = pad_spatial(b, last, padding, padding)
-        y = _correlate(b, last, _weight(b, w, groups), stride, dilation, groups, channels, spatial)
+        y = _padded_correlate(b, last, _weight(b, w, groups), stride, padding, dilation, groups, channels, spatial)
     if bias is not None:
         d = y.dtype
         y = b.pointwise(y.shape, [y, bias], d, d, out.dtype, lambda u, v: add(d, u, v))
@@ -287,8 +323,7 @@ def convolution_backward(
     if output_mask[0]:
         spatial = last.shape[1:-1]
         if transposed:
-            padded = pad_spatial(b, g, padding, padding)
-            y = _correlate(b, padded, _weight(b, w, groups), stride, dilation, groups, x.shape[1], spatial)
+            y = _padded_correlate(b, g, _weight(b, w, groups), stride, padding, dilation, groups, x.shape[1], spatial)
         else:
             y = _transposed(b, g, w, stride, padding, dilation, groups, spatial)
         out[0] = channels_first(b, b.convert(y, x.dtype))

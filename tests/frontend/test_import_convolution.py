@@ -37,6 +37,16 @@ MODULES = {
     "transposed, groups": (lambda: nn.ConvTranspose2d(4, 6, 4, 2, 1, groups=2), (2, 4, 7, 9)),
     "transposed, depthwise": (lambda: nn.ConvTranspose2d(4, 4, 4, 2, 1, groups=4), (2, 4, 7, 9)),
     "transposed, 1d": (lambda: nn.ConvTranspose1d(4, 6, 4, 2, 1), (2, 4, 7)),
+    "taps beside a single element": (lambda: nn.Conv2d(4, 6, 3, padding=1), (2, 4, 1, 1)),
+    "taps in padding, stride": (lambda: nn.Conv2d(4, 6, 5, 2, 2), (2, 4, 2, 1)),
+    "taps in padding, dilation": (lambda: nn.Conv2d(4, 6, (3, 5), 1, (4, 6), (4, 3)), (2, 4, 3, 4)),
+    "taps in padding, groups": (lambda: nn.Conv2d(4, 6, 3, padding=1, groups=2), (2, 4, 1, 5)),
+    "taps in padding, depthwise": (lambda: nn.Conv2d(4, 4, 5, padding=2, groups=4), (2, 4, 2, 1)),
+    "padding alone": (lambda: nn.Conv2d(4, 6, 1, 5, 2), (2, 4, 1, 1)),
+    "transposed, single element": (lambda: nn.ConvTranspose2d(4, 6, (4, 3), 2, 1, 1), (2, 4, 1, 1)),
+    "transposed, taps in padding": (lambda: nn.ConvTranspose2d(4, 6, 3, 1, 1), (2, 4, 1, 2)),
+    "transposed, taps in padding, stride": (lambda: nn.ConvTranspose2d(4, 6, 5, 2, 2, 1), (2, 4, 1, 2)),
+    "transposed, taps in padding, dilation": (lambda: nn.ConvTranspose2d(4, 6, 3, padding=3, dilation=3), (2, 4, 2, 3)),
     "transposed, 3d": (lambda: nn.ConvTranspose3d(4, 6, 2, 2), (2, 4, 3, 3, 3)),
 }
 
@@ -74,12 +84,37 @@ def test_import_is_channels_last():
         [torch.randn(2, 4, 13, 15), torch.randn(6, 4, 3, 3)],
         """
 // CHECK: %[[X:.*]] = linalg.transpose ins(%{{.*}} : tensor<2x4x13x15xf32>) {{.*}} permutation = [0, 2, 3, 1]
-// CHECK: %[[P:.*]] = tensor.pad {{.*}} low[0, 1, 1, 0] high[0, 1, 1, 0]
 // CHECK: linalg.transpose {{.*}} permutation = [2, 3, 1, 0]
+// CHECK: %[[P:.*]] = tensor.pad {{.*}} low[0, 1, 1, 0] high[0, 1, 1, 0]
 // CHECK: linalg.generic {{.*}} iterator_types = ["parallel", "parallel", "parallel", "parallel", "reduction", "reduction", "reduction"]
 // CHECK-SAME: mlirc.kind = "convolution"
 // CHECK: -> tensor<2x7x8x6xf32>
 // CHECK: linalg.transpose {{.*}} permutation = [0, 3, 1, 2]
+""",
+    )
+
+
+def test_import_leaves_out_taps_that_see_padding_alone():
+    check_import(
+        lambda x, w: F.conv2d(x, w, padding=1),
+        [torch.randn(2, 4, 1, 15), torch.randn(6, 4, 3, 3)],
+        """
+// CHECK: tensor.extract_slice {{.*}}[1, 0, 0, 0] [1, 3, 4, 6] [1, 1, 1, 1]
+// CHECK: tensor.pad {{.*}} low[0, 0, 1, 0] high[0, 0, 1, 0]
+// CHECK: linalg.generic
+// CHECK-SAME: mlirc.kind = "convolution"
+""",
+    )
+
+
+def test_import_of_a_transposed_convolution_of_single_elements_is_a_product():
+    check_import(
+        lambda x, w: F.conv_transpose2d(x, w),
+        [torch.randn(2, 4, 1, 1), torch.randn(4, 6, 3, 3)],
+        """
+// CHECK-NOT: tensor.pad
+// CHECK: linalg.generic {{.*}} iterator_types = ["parallel", "parallel", "parallel", "parallel", "reduction"]
+// CHECK-NOT: tensor.pad
 """,
     )
 
