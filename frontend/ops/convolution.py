@@ -60,6 +60,11 @@ class _Loops:
         self.names = names
         self.iterators = "".join("r" if x in summed else "p" for x in names)
 
+    def channels_first(self, results: bool) -> None:
+        """The order of the loops over planes of channels, of the input and, if `results`, also of the output."""
+        kernels, places = ([n for n in self.names if n[0] == x] for x in "kp")
+        self.names = ["n", *"o" * results, *places, *"o" * (not results), "c", *kernels]
+
     def map(self, dims: Sequence[str], spatial: dict[str, tuple[str, int, int]] | None = None) -> ir.AffineMap:
         """The map to the named dims; `spatial` gives `position * stride + kernel * dilation` under a name."""
         exprs = []
@@ -100,14 +105,27 @@ def _weight(b: GraphBuilder, w: T, groups: Extent) -> T:
 
 
 def _correlate(
-    b: GraphBuilder, x: T, w: T, stride: Ints, dilation: Ints, groups: Extent, channels: Extent, out: Sequence[Extent]
-) -> T:
-    """The convolution of a padded [N, *S, C] and a weight as `_weight` gives it; result [N, *out, O], accumulated."""
+    b: GraphBuilder, x: T, w: T, stride: Ints, low: Sequence[Extent], high: Sequence[Extent], dilation: Ints, groups: Extent,
+    channels: Extent, out: Sequence[Extent], planes: bool = False,
+) -> T:  # fmt: skip
+    """The convolution of [N, *S, C], padded by `low` and `high`, and a weight as `_weight` gives it; result [N, *out, O], accumulated.
+
+    `planes`: x is [N, C, *S] in memory. It stays so if its channels are few, instead of having them moved behind the positions.
+    """
     r = len(out)
     inner, outer = floordiv(x.shape[-1], groups), floordiv(channels, groups)
     loops = _Loops(r, groups, inner, outer, "kernel")
     kernels, places = [f"k{i}" for i in range(r)], [f"p{i}" for i in range(r)]
     spatial = {p: (k, s, d) for p, k, s, d in zip(places, kernels, stride, dilation)}
+    narrow = _narrow(w, stride, groups, channels, out)
+    if narrow or planes and same(groups, 1) and isinstance(inner, int) and inner <= NARROW:
+        loops.channels_first(narrow)
+        x = pad_or_crop(b, channels_first(b, x), [0, 0, *low], [0, 0, *high], 0)
+        to, shape = (["n", "o", *places], [channels, *out]) if narrow else (["n", *places, "o"], [*out, channels])
+        maps = [loops.map(["n", "c", *places], spatial), loops.map([*kernels, "c", "o"]), loops.map(to)]
+        y = b.multiply_reduce(x, w, maps, loops.iterators, [x.shape[0], *shape], compute_dtype(x.dtype), "convolution")
+        return channels_last(b, y) if narrow else y
+    x = pad_spatial(b, x, low, high)
     maps = [
         loops.map(["n", *places, "g", "c"], spatial),
         loops.map([*kernels, "g", "c", "o"]),
@@ -118,20 +136,37 @@ def _correlate(
     return b.reshape(y, [x.shape[0], *out, channels])
 
 
+NARROW = 4
+"""Channels that are too few to have the vector lanes, or to be read side by side."""
+
+LEAST_WIDTH = 16
+"""Neighbouring positions that fill a vector."""
+
+
+def _narrow(w: T, stride: Ints, groups: Extent, channels: Extent, out: Sequence[Extent]) -> bool:
+    """Whether the vector lanes are better off along the innermost positions than along the output channels."""
+    if not same(groups, 1) or not isinstance(channels, int) or all(same(k, 1) for k in w.shape[: len(out)]):
+        return False
+    wide = not isinstance(out[-1], int) or out[-1] >= LEAST_WIDTH
+    return channels <= NARROW and wide and stride[-1] == 1
+
+
 def _padded_correlate(
-    b: GraphBuilder, x: T, w: T, stride: Ints, padding: Ints, dilation: Ints, groups: Extent, channels: Extent, out: Sequence[Extent]
-) -> T:
-    """The same of an x that is padded here, by as much on both sides of a dim; taps that see padding alone are left out."""
+    b: GraphBuilder, x: T, w: T, stride: Ints, padding: Ints, dilation: Ints, groups: Extent, channels: Extent,
+    out: Sequence[Extent], planes: bool = False,
+) -> T:  # fmt: skip
+    """The same, padded by as much on both sides of a dim; taps that see padding alone are left out."""
     kernel = w.shape[: len(out)]
     seeing = [_seeing(*of) for of in zip(x.shape[1:-1], out, kernel, stride, dilation, padding)]
-    low, high = list(padding), list(padding)
+    low: list[Extent] = list(padding)
+    high: list[Extent] = list(padding)
     if any(not same(n, k) for (_, n), k in zip(seeing, kernel)):
         low = [p - first * d for p, d, (first, _) in zip(padding, dilation, seeing)]
         reach = [(o - 1) * s + (n - 1) * d + 1 for o, s, d, (_, n) in zip(out, stride, dilation, seeing)]
-        high = [r - a - n for r, a, n in zip(reach, low, x.shape[1:-1])]
+        high = [normal(r - a - n) for r, a, n in zip(reach, low, x.shape[1:-1])]
         rest = w.shape[len(out) :]
         w = b.slice(w, [*(first for first, _ in seeing), *(0 for _ in rest)], [*(n for _, n in seeing), *rest], [1] * w.rank)
-    return _correlate(b, pad_spatial(b, x, low, high), w, stride, dilation, groups, channels, out)
+    return _correlate(b, x, w, stride, low, high, dilation, groups, channels, out, planes)
 
 
 def _seeing(size: Extent, out: Extent, kernel: Extent, stride: int, dilation: int, low: int) -> tuple[int, Extent]:
@@ -212,16 +247,14 @@ def _transposed(
         taps, low = [n for _, n in seeing], [a - k * d for a, d, (k, _) in zip(low, dilation, seeing)]
         need = [c + (t - 1) * d for c, t, d in zip(counts, taps, dilation)]
         high = [normal(n - before - s) for n, before, s in zip(need, low, x.shape[1:])]
+        weight = _flipped(b, w, groups, first, step, taps)
+        part = x
         if not all(isinstance(h, int) for h in high):
             # Whether to pad or to crop is known only at run time: pad by what is always enough, then crop.
-            high = [k for k in kernel]
             sizes = [x.shape[0], *need, x.shape[-1]]
-            padded = b.slice(pad_spatial(b, x, low, high), [0] * (r + 2), sizes, [1] * (r + 2))
-        else:
-            padded = pad_spatial(b, x, low, high)
-        parts.append(
-            _correlate(b, padded, _flipped(b, w, groups, first, step, taps), [1] * r, dilation, groups, channels, counts)
-        )
+            part = b.slice(pad_spatial(b, x, low, kernel), [0] * (r + 2), sizes, [1] * (r + 2))
+            low, high = [0] * r, [0] * r
+        parts.append(_correlate(b, part, weight, [1] * r, low, high, dilation, groups, channels, counts))
     return _interleave(b, parts, stride, out)
 
 
@@ -301,7 +334,9 @@ def convolution(
     if transposed:
         y = _transposed(b, last, w, stride, padding, dilation, groups, spatial)
     else:
-        y = _padded_correlate(b, last, _weight(b, w, groups), stride, padding, dilation, groups, channels, spatial)
+        # bf16 is multiplied in pairs of channels where the CPU can.
+        planes = node.args[0].meta["val"].is_contiguous() and x.dtype != torch.bfloat16
+        y = _padded_correlate(b, last, _weight(b, w, groups), stride, padding, dilation, groups, channels, spatial, planes)
     if bias is not None:
         d = y.dtype
         y = b.pointwise(y.shape, [y, bias], d, d, out.dtype, lambda u, v: add(d, u, v))

@@ -70,7 +70,7 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     n = lanes(kernel, target)
     why = {"lanes": f"{target.vector_bits}-bit vectors"}
     dot = _dot(kernel, r)
-    columns = 2 if dot is None and r.lane is not None and known(d.sizes[r.lane]) > n else 1
+    columns = _columns(kernel, r, target, n) if dot is None else 1
     unroll = 4 if dot is not None and len(r.reductions) == 1 else 1
     dot_pairs = unroll > 1 and target.has_avx512_bf16 and n == 16 and _bf16_product(kernel)
     if dot is not None:
@@ -119,6 +119,22 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
         shared=shared, row_tiles=row_tiles, depth=depth, group=group, lanes_first=first, short_rows=short_tile(rows), looped_epilogue=looped,
         grain=grain, why=why,
     )  # fmt: skip
+
+
+FEW_ROWS = 4
+"""Rows of which two vectors each are not enough sums to hide the latency of an addition."""
+
+
+def _columns(kernel: KernelFunction, r: Roles, target: Target, n: int) -> int:
+    """Vectors side by side in a register tile: two, up to four for a convolution with few output channels and its lanes along the image."""
+    if r.lane is None:
+        return 1
+    sizes = kernel.domain.sizes
+    rows = 1 if r.row is None else sizes[r.row]
+    most = 2
+    if st.kind(kernel.domain.anchor) == "convolution" and isinstance(rows, int) and rows <= FEW_ROWS:  # type: ignore[arg-type]
+        most = min(4, sum_registers(target) // rows)
+    return max(min(most, -(-known(sizes[r.lane]) // n)), 1)
 
 
 def _tiling(size: object, rows: int) -> str:

@@ -37,6 +37,16 @@ MODULES = {
     "transposed, groups": (lambda: nn.ConvTranspose2d(4, 6, 4, 2, 1, groups=2), (2, 4, 7, 9)),
     "transposed, depthwise": (lambda: nn.ConvTranspose2d(4, 4, 4, 2, 1, groups=4), (2, 4, 7, 9)),
     "transposed, 1d": (lambda: nn.ConvTranspose1d(4, 6, 4, 2, 1), (2, 4, 7)),
+    "few outputs": (lambda: nn.Conv2d(5, 3, 3, padding=1), (2, 5, 7, 33)),
+    "few outputs, narrow image": (lambda: nn.Conv2d(5, 3, 3, padding=1), (2, 5, 17, 3)),
+    "few outputs, stride": (lambda: nn.Conv2d(5, 4, (4, 3), (2, 1), (1, 2), (1, 2)), (2, 5, 9, 17)),
+    "few outputs, 1d": (lambda: nn.Conv1d(3, 1, 7, padding=3), (2, 3, 70)),
+    "few outputs, 3d": (lambda: nn.Conv3d(3, 2, 3, padding=1), (1, 3, 3, 5, 20)),
+    "few outputs, transposed": (lambda: nn.ConvTranspose2d(5, 3, 4, 2, 1), (2, 5, 7, 19)),
+    "one channel": (lambda: nn.Conv2d(1, 1, 5, padding=2), (3, 1, 17, 18)),
+    "few inputs, stride": (lambda: nn.Conv2d(3, 17, 7, 2, 3), (2, 3, 23, 21)),
+    "few inputs, patches": (lambda: nn.Conv2d(4, 33, 4, 4), (2, 4, 16, 20)),
+    "few inputs, 3d": (lambda: nn.Conv3d(2, 17, 3, 2, 1), (1, 2, 5, 7, 9)),
     "taps beside a single element": (lambda: nn.Conv2d(4, 6, 3, padding=1), (2, 4, 1, 1)),
     "taps in padding, stride": (lambda: nn.Conv2d(4, 6, 5, 2, 2), (2, 4, 2, 1)),
     "taps in padding, dilation": (lambda: nn.Conv2d(4, 6, (3, 5), 1, (4, 6), (4, 3)), (2, 4, 3, 4)),
@@ -51,7 +61,7 @@ MODULES = {
 }
 
 
-OFTEN = ("stride, padding", "depthwise, stride", "groups", "1x1, stride", "transposed, phases", "transposed, blocks")
+OFTEN = ("few outputs", "few inputs, stride", "stride, padding", "depthwise, stride", "groups", "1x1, stride", "transposed, phases", "transposed, blocks")
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -66,10 +76,26 @@ def test_module_with_dynamic_sizes(name):
     module_matches(make(), torch.randn(shape), dynamic=True, factor=4)
 
 
+@pytest.mark.parametrize("channels", [(4, 6), (17, 3)], ids=["few inputs", "few outputs"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_dtypes(dtype):
-    x, w, b = (torch.randn(s).to(dtype) for s in ((2, 4, 13, 15), (6, 4, 3, 3), (6,)))
+def test_dtypes(dtype, channels):
+    x, w, b = (torch.randn(s).to(dtype) for s in ((2, channels[0], 13, 19), (channels[1], channels[0], 3, 3), channels[1:]))
     matches(lambda *t: F.conv2d(*t, padding=1), x, w, b, factor=4)
+
+
+@pytest.mark.parametrize("target", ["host", "x86-64-v3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_few_outputs_in_every_layout(dtype, target):
+    """The lanes run along the image, whether it comes and goes as planes or channels-last."""
+    f = torch.compile(lambda x, w, y: F.leaky_relu(F.conv2d(x, w, padding=1), 0.3) + y, backend="mlirc", options={**OPTIONS, "target": target})
+    for first, second in ((torch.contiguous_format, torch.channels_last), (torch.channels_last, torch.contiguous_format)):
+        torch._dynamo.reset()
+        x, y = torch.randn(2, 9, 5, 37).contiguous(memory_format=first), torch.randn(2, 3, 5, 37).contiguous(memory_format=second)
+        x, w, y = (t.to(dtype) for t in (x, torch.randn(3, 9, 3, 3), y))
+        expected = F.leaky_relu(F.conv2d(x.double(), w.double(), padding=1), 0.3) + y.double()
+        got = f(x, w, y)
+        assert got.dtype == dtype and got.shape == expected.shape
+        assert (got.double() - expected).abs().max() <= 4 * torch.finfo(dtype).eps * expected.abs().max()
 
 
 def test_channels_last_and_odd_paddings():
@@ -81,9 +107,9 @@ def test_channels_last_and_odd_paddings():
 def test_import_is_channels_last():
     check_import(
         lambda x, w: F.conv2d(x, w, stride=2, padding=1),
-        [torch.randn(2, 4, 13, 15), torch.randn(6, 4, 3, 3)],
+        [torch.randn(2, 8, 13, 15), torch.randn(6, 8, 3, 3)],
         """
-// CHECK: %[[X:.*]] = linalg.transpose ins(%{{.*}} : tensor<2x4x13x15xf32>) {{.*}} permutation = [0, 2, 3, 1]
+// CHECK: %[[X:.*]] = linalg.transpose ins(%{{.*}} : tensor<2x8x13x15xf32>) {{.*}} permutation = [0, 2, 3, 1]
 // CHECK: linalg.transpose {{.*}} permutation = [2, 3, 1, 0]
 // CHECK: %[[P:.*]] = tensor.pad {{.*}} low[0, 1, 1, 0] high[0, 1, 1, 0]
 // CHECK: linalg.generic {{.*}} iterator_types = ["parallel", "parallel", "parallel", "parallel", "reduction", "reduction", "reduction"]
@@ -94,12 +120,36 @@ def test_import_is_channels_last():
     )
 
 
+def test_import_of_few_output_channels_has_the_positions_last():
+    check_import(
+        lambda x, w: F.conv2d(x, w, padding=1),
+        [torch.randn(2, 8, 9, 33), torch.randn(3, 8, 3, 3)],
+        """
+// CHECK: affine_map<(d0, d1, d2, d3, d4, d5, d6) -> (d0, d4, d2 + d5, d3 + d6)>
+// CHECK: affine_map<(d0, d1, d2, d3, d4, d5, d6) -> (d0, d1, d2, d3)>
+// CHECK: linalg.generic
+// CHECK-SAME: outs({{.*}} : tensor<2x3x9x33xf32>)
+""",
+    )
+
+
+def test_import_of_few_input_channels_reads_them_as_they_lie():
+    check_import(
+        lambda x, w: F.conv2d(x, w, stride=2, padding=1),
+        [torch.randn(2, 3, 13, 15), torch.randn(6, 3, 3, 3)],
+        """
+// CHECK: affine_map<(d0, d1, d2, d3, d4, d5, d6) -> (d0, d4, d1 * 2 + d5, d2 * 2 + d6)>
+// CHECK: tensor.pad {{.*}} low[0, 0, 1, 1] high[0, 0, 1, 1]
+""",
+    )
+
+
 def test_import_leaves_out_taps_that_see_padding_alone():
     check_import(
         lambda x, w: F.conv2d(x, w, padding=1),
-        [torch.randn(2, 4, 1, 15), torch.randn(6, 4, 3, 3)],
+        [torch.randn(2, 8, 1, 15), torch.randn(6, 8, 3, 3)],
         """
-// CHECK: tensor.extract_slice {{.*}}[1, 0, 0, 0] [1, 3, 4, 6] [1, 1, 1, 1]
+// CHECK: tensor.extract_slice {{.*}}[1, 0, 0, 0] [1, 3, 8, 6] [1, 1, 1, 1]
 // CHECK: tensor.pad {{.*}} low[0, 0, 1, 0] high[0, 0, 1, 0]
 // CHECK: linalg.generic
 // CHECK-SAME: mlirc.kind = "convolution"

@@ -107,6 +107,23 @@ def test_panels_that_do_not_stay_in_the_cache_serve_the_whole_image(size, channe
     assert isinstance(s, ContractionStrategy) and s.lanes_first == first
 
 
+@pytest.mark.parametrize("target, outputs, width, columns", [
+    ("x86-64-v4", 3, 64, 4),
+    ("x86-64-v4", 3, 40, 3),
+    ("x86-64-v4", 1, 16, 1),
+    ("x86-64-v4", 5, 64, 2),
+    ("x86-64-v3", 4, 64, 3),
+])  # fmt: skip
+def test_few_output_channels_have_several_vectors_of_the_image_each(target, outputs, width, columns):
+    """3x3 on planes [8][34][width + 2]: with two vectors each, their sums would wait for one another."""
+    x, w, y = f"tensor<8x34x{width + 2}xf32>", f"tensor<{outputs}x8x3x3xf32>", f"tensor<{outputs}x32x{width}xf32>"
+    body = "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32"
+    op = generic("%y", [("%x", x), ("%w", w)], y, ["c, i + l, j + m", "o, c, l, m", "o, i, j"], body, "ppprrr", "oijclm", "0.0", "convolution")
+    s = strategy(kernel([("%x", x), ("%w", w)], op, [("%y", y)], [[32 * width, width, 1]]), target)
+    assert isinstance(s, ContractionStrategy)
+    assert (s.rows, s.columns) == (outputs, columns)
+
+
 def test_it_is_written_on_the_kernel():
     filecheck(stages(elementwise(30, 70))["strategy"], 'CHECK: func.func @kernel\nCHECK-SAME: mlirc.strategy = "{{.*}}lanes=16{{.*}}kind=loops')
     filecheck(stages(product(30, 40, 70))["strategy"], "CHECK: mlirc.strategy = {{.*}}rows={{[0-9]+}}{{.*}}kind=contraction")
