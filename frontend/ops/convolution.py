@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -209,7 +210,7 @@ def _transposed(
     """The transposed convolution of [N, *S, C] and w [C, O/G, *K]; result [N, *out, O], accumulated.
 
     With stride s, the outputs p = s*q + phase see only every s-th tap of the kernel: each phase is a plain convolution
-    with stride 1, and the phases are interleaved. No multiplication by stuffed-in zeros.
+    with stride 1, and the phases, which share one padded copy, are interleaved. No multiplication by stuffed-in zeros.
     """
     r = len(out)
     kernel = w.shape[2:]
@@ -233,29 +234,46 @@ def _transposed(
     if not all(isinstance(k, int) for k in kernel):
         raise Unsupported("kernel size known only at run time")
     counts = [floordiv(o + s - 1, s) for o, s in zip(out, stride)]
-    parts = []
+    step = [s if s > 1 else 1 for s in stride]
+    phases: list[_Phase | None] = []
     for phase in itertools.product(*(range(s) for s in stride)):
         first = [(f + p) % s for f, p, s in zip(phase, padding, stride)]
         taps = [max(0, -(-(k - f) // s)) for k, f, s in zip(kernel, first, stride)]  # type: ignore[operator]
         if 0 in taps:
-            parts.append(b.full([x.shape[0], *counts, channels], compute_dtype(x.dtype), 0))
+            phases.append(None)
             continue
-        step = [s if s > 1 else 1 for s in stride]
         low = [(t - 1) * d - (f + p) // s for t, d, f, p, s in zip(taps, dilation, phase, padding, stride)]
         seeing = [_seeing(n, c, t, 1, d, a) for n, c, t, d, a in zip(x.shape[1:], counts, taps, dilation, low)]
         first = [f + s * (t - k - n) for f, s, t, (k, n) in zip(first, step, taps, seeing)]  # type: ignore[operator]
-        taps, low = [n for _, n in seeing], [a - k * d for a, d, (k, _) in zip(low, dilation, seeing)]
-        need = [c + (t - 1) * d for c, t, d in zip(counts, taps, dilation)]
-        high = [normal(n - before - s) for n, before, s in zip(need, low, x.shape[1:])]
-        weight = _flipped(b, w, groups, first, step, taps)
-        part = x
-        if not all(isinstance(h, int) for h in high):
-            # Whether to pad or to crop is known only at run time: pad by what is always enough, then crop.
-            sizes = [x.shape[0], *need, x.shape[-1]]
-            part = b.slice(pad_spatial(b, x, low, kernel), [0] * (r + 2), sizes, [1] * (r + 2))
-            low, high = [0] * r, [0] * r
-        parts.append(_correlate(b, part, weight, [1] * r, low, high, dilation, groups, channels, counts))
+        taps, low = [n for _, n in seeing], [a - k * d for a, d, (k, _) in zip(low, dilation, seeing)]  # type: ignore[misc]
+        need = [normal(c + (t - 1) * d) for c, t, d in zip(counts, taps, dilation)]
+        phases.append(_Phase(low, need, _flipped(b, w, groups, first, step, taps)))
+    reading = [p for p in phases if p is not None]
+    low = [max((p.low[d] for p in reading), default=0) for d in range(r)]
+    high = [[normal(p.need[d] - p.low[d] - x.shape[1 + d]) for p in reading] for d in range(r)]
+    # Whether to pad or to crop may be known only at run time: pad by what is always enough.
+    most = [max(h, default=0) if all(isinstance(n, int) for n in h) else k for h, k in zip(high, kernel)]  # type: ignore[type-var]
+    if any(_narrow(p.weight, [1] * r, groups, channels, counts) for p in reading):
+        padded = channels_last(b, pad_or_crop(b, channels_first(b, x), [0, 0, *low], [0, 0, *most], 0))
+    else:
+        padded = pad_spatial(b, x, low, most)
+    parts = []
+    for p in phases:
+        if p is None:
+            parts.append(b.full([x.shape[0], *counts, channels], compute_dtype(x.dtype), 0))
+            continue
+        part = b.slice(padded, [0, *(a - n for a, n in zip(low, p.low)), 0], [x.shape[0], *p.need, x.shape[-1]], [1] * (r + 2))
+        parts.append(_correlate(b, part, p.weight, [1] * r, [0] * r, [0] * r, dilation, groups, channels, counts))
     return _interleave(b, parts, stride, out)
+
+
+@dataclass
+class _Phase:
+    """A plain convolution of x, padded by `low` in front, `need` elements of it, that makes every s-th output."""
+
+    low: list[int]
+    need: list[Extent]
+    weight: T
 
 
 def _exact(x: T, out: Sequence[Extent], stride: Ints) -> bool:

@@ -120,6 +120,19 @@ def test_import_is_channels_last():
     )
 
 
+def test_import_of_a_transposed_convolution_pads_once_for_all_phases():
+    check_import(
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1),
+        [torch.randn(2, 8, 7, 9), torch.randn(8, 6, 4, 4)],
+        """
+// CHECK: tensor.pad {{.*}} low[0, 1, 1, 0] high[0, 1, 1, 0]
+// CHECK-NOT: tensor.pad
+// CHECK: tensor.extract_slice {{.*}}[0, 0, 0, 0] [2, 8, 10, 8]
+// CHECK: tensor.extract_slice {{.*}}[0, 1, 1, 0] [2, 8, 10, 8]
+""",
+    )
+
+
 def test_import_of_few_output_channels_has_the_positions_last():
     check_import(
         lambda x, w: F.conv2d(x, w, padding=1),
