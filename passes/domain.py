@@ -232,13 +232,15 @@ def _displaced(real: Sequence[ir.Operation], inside: set[ir.Operation]) -> set[i
     """Members that are read through a slice, a window, padding or computed indices, and whatever they read themselves."""
     out: set[ir.Operation] = set()
     for op in reversed(real):
-        for value, loops in [*operand_loops(op), *((v, []) for v in st.captured(op) if st.is_tensor(v))]:
+        computed = [v for v in st.captured(op) if st.is_tensor(v)]
+        for value, loops in [*operand_loops(op), *((v, []) for v in computed)]:
             root, dims = trace(value, inside)
             producer = st.owner(root)
             if producer is None or producer not in inside or st.kind(producer) in ("view", "aux"):
                 continue
             walked = {d for d, loop in zip(dims, loops) if loop is not None}
-            if op in out or any(n != 1 and d not in walked for d, n in enumerate(st.shape(root))):
+            # Of a computed index nobody knows here that it is zero, even if there is nothing else.
+            if op in out or st.shape(root) and value in computed or any(n != 1 and d not in walked for d, n in enumerate(st.shape(root))):
                 out.add(producer)
     return out
 

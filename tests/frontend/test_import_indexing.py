@@ -57,6 +57,19 @@ def test_out_of_range(text):
         torch.compile(function(text, "x, i"), backend="mlirc")(x, i)
 
 
+def test_one_element_at_a_computed_index_of_a_product():
+    """It is read at its own place, whatever the index, which nobody knows to be zero when kernels are formed."""
+
+    def f(x, w, i):
+        y = (x.T @ w).T
+        return y + y.index_select(0, i)
+
+    x, w = torch.randn(5, 1), torch.randn(5, 1)
+    matches(f, x, w, torch.tensor([0]), factor=4)
+    with pytest.raises(IndexError):
+        torch.compile(f, backend="mlirc")(x, w, torch.tensor([1]))
+
+
 def test_mask_of_another_shape():
     def f(x, m):
         x = x.clone()
