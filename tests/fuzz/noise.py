@@ -146,7 +146,16 @@ def _distinct(x: torch.Tensor) -> bool:
 
 
 class Double(TorchDispatchMode):
-    """Every floating-point type that the program asks for is f64."""
+    """Every floating-point type that the program asks for is f64, also where it asks for none."""
+
+    def __enter__(self) -> Double:
+        self.default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        torch.set_default_dtype(self.default)
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

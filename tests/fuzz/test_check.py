@@ -50,6 +50,12 @@ def test_rounding_is_no_difference():
     check(f, inputs)
 
 
+def test_floats_made_of_integers_are_f64_in_the_exact_run():
+    """Where eager mode overflows on the way, and the right result is a number."""
+    check(lambda x: torch.i0(x), lambda: (torch.tensor([3, 90]),))
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_sums_of_many_terms_in_f64():
     def f(x):  # eager mode's variances are 20 roundings off, ours a fifth of one
         return F.batch_norm(torch.cummax(x, 2)[0], None, None, training=True)
