@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...dialects.mlir import ir
 from .adjust import MODEL, Adjustment, Pin, adjusted, parse_pins, pinned
 from .contractions import ContractionStrategy, contraction, pack_shape
-from .loops import LANE_CHUNK, LoopStrategy, loops, transposes
+from .loops import LANE_CHUNK, LoopStrategy, loops, margins, transposes
 from .scatter import bucket, scan, scatter, why_in_order
 from .stage import staged
 
@@ -66,6 +66,7 @@ __all__ = [
     "reasons",
     "select_strategy",
     "staged",
+    "margins",
     "transposes",
     "why_in_order",
     "write_strategy",

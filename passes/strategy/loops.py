@@ -183,7 +183,7 @@ def _rows_together(w: Walk) -> int:
 
 
 def _transposed(w: Walk) -> int | None:
-    """A class along which loads are contiguous that are not along the lanes, in a kernel that does little else."""
+    """A class along which loads are contiguous that are not along the lanes, in a kernel that does little else than pad."""
     acc, lane = w.kernel.accesses, w.lane
     if lane is None or w.inner or lane in acc.fixed or body_ops(w.kernel) > 8 or w.size(lane) < w.lanes // 2:
         return None
@@ -193,8 +193,29 @@ def _transposed(w: Walk) -> int | None:
     def count(c: int) -> int:
         return sum(transposes(a, lane, c, w.pairs) for a in acc.items)
 
-    candidates = [c for c in w.rows if c != lane and c not in acc.fixed and w.size(c) >= w.lanes and count(c)]
+    def inside(c: int) -> int:
+        around = margins(w.kernel, c)
+        return 0 if around is None else w.size(c) - sum(around)
+
+    candidates = [c for c in w.rows if c != lane and inside(c) >= w.lanes and count(c)]
     return max(candidates, key=count, default=None)
+
+
+def margins(kernel: KernelFunction, c: int) -> tuple[int, int] | None:
+    """How many indices of a class are padding, at its begin and its end; None where they are computed with, or that is not known."""
+    acc, loops = kernel.accesses, kernel.domain.loops
+    if c in acc.numbered:
+        return None
+    if c not in acc.padded:
+        return 0, 0
+    around = []
+    for op in loops:
+        if st.kind(op) == "pad" and c in loops[op]:
+            amounts = [side[loops[op].index(c)] for side in st.pads(op)]
+            if op.results[0] not in kernel.results or not all(isinstance(n, int) for n in amounts):
+                return None
+            around.append(amounts)
+    return tuple(around[0]) if len(around) == 1 else None  # type: ignore[return-value]
 
 
 def transposes(access: Access, lane: int, along: int, pairs: int | None = None) -> bool:

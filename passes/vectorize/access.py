@@ -33,7 +33,14 @@ class Accesses:
     """All accesses of a kernel, and the classes whose index is used for something else than addressing."""
 
     items: list[Access] = field(default_factory=list)
-    fixed: set[int] = field(default_factory=set)
+    numbered: set[int] = field(default_factory=set)
+    """Their index is computed with."""
+    padded: set[int] = field(default_factory=set)
+    """Their index says what is padding."""
+
+    @property
+    def fixed(self) -> set[int]:
+        return self.numbered | self.padded
 
     def contiguous(self, c: int) -> int:
         """How many accesses have step one along a class; stores count twice."""
@@ -141,6 +148,9 @@ class _Walker:
             for v in own.indices(op):
                 self._value(v, [affine_form(e, loops) for e in own.index_map(op).results], op)
             return
+        if st.kind(op) == "pad":
+            self._pad(op, loops)
+            return
         if op.name != "linalg.generic":
             for form in loops:
                 self._fix(form)
@@ -171,7 +181,7 @@ class _Walker:
                 self._value(o.operands[0], forms, op)
 
     def _fix(self, form: Form) -> None:
-        self.accesses.fixed.update(form or {})
+        self.accesses.numbered.update(form or {})
 
     def _value(self, v: ir.Value, dims: list[Form], reader: ir.Operation) -> None:
         key = (v, repr(dims))
@@ -192,11 +202,15 @@ class _Walker:
                     loops[d] = f
             self.read(op, loops)
         elif kind == "pad":
-            for f in dims:
-                self._fix(f)
-            self._value(op.operands[0], dims, op)
+            self._pad(op, dims)
         elif kind == "view":
             self._view(op, dims, reader)
+
+    def _pad(self, op: ir.Operation, dims: Sequence[Form]) -> None:
+        for form, *amounts in zip(dims, *st.pads(op)):
+            if amounts != [0, 0]:
+                self.accesses.padded.update(form or {})
+        self._value(op.operands[0], list(dims), op)
 
     def _view(self, op: ir.Operation, dims: list[Form], reader: ir.Operation) -> None:
         source = st.shape(op.operands[0])

@@ -288,6 +288,9 @@ class Evaluator:
                 inner.append(i)
                 continue
             at = m.index_add(i, m.index_scale(Index(lo), -1))
+            if i.inside:
+                inner.append(at)
+                continue
             if isinstance(at.base, int) and isinstance(n, int) and at.vector is None and at.stride in (0, 1):
                 if 0 <= at.base and at.base + (m.lanes if at.stride else 1) <= n:
                     inner.append(at)

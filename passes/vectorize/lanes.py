@@ -18,11 +18,12 @@ Number = Union[int, ir.Value]
 
 @dataclass(frozen=True)
 class Index:
-    """`base + lane * stride`, or, if `vector` is set, one `index` per lane."""
+    """`base + lane * stride`, or, if `vector` is set, one `index` per lane. `inside`: it is known to be none of padding."""
 
     base: Number = 0
     stride: Number = 0
     vector: ir.Value | None = None
+    inside: bool = False
 
     @property
     def uniform(self) -> bool:

@@ -20,7 +20,7 @@ from ...dialects import builders
 from ...dialects.mlir import arith, ir, vector
 from .. import structure as st
 from ..phases import Phase, phases
-from ..strategy import LANE_CHUNK, LoopStrategy, transposes
+from ..strategy import LANE_CHUNK, LoopStrategy, margins, transposes
 from . import entry
 from .evaluate import Evaluator, Lookup
 from .keep import KeptRows
@@ -121,9 +121,11 @@ class Loops:
     def _serial(self, classes: list[int], chunk: tuple[Number, Number] | None) -> None:
         """The row loops that are not parallel; then the lane blocks, if a lane is a row."""
         if classes:
-            begin: Number = 0
+            size = self._size(self.e, classes[0])
+            left: list[tuple[Number, Number]] = [(0, size)]
             if classes[0] == self.s.transposed:
-                begin = self._tiles(classes[0], chunk)
+                begin, end = self._tiles(classes[0], chunk)
+                left = [(0, begin), (end, size)] if begin else [(end, size)]
 
             def place(i: Number) -> None:
                 self.env[classes[0]] = Index(i)
@@ -133,10 +135,11 @@ class Loops:
                 self._serial(classes[1:], chunk)
                 return []
 
-            if self.s.rows > 1 and len(classes) == 1:
-                self._several(begin, self._size(self.e, classes[0]), place)
-            else:
-                loop(self.e, begin, self._size(self.e, classes[0]), 1, [], step)
+            for begin, end in left:
+                if self.s.rows > 1 and len(classes) == 1:
+                    self._several(begin, end, place)
+                else:
+                    loop(self.e, begin, end, 1, [], step)
         elif self.horizontal or self.s.lane is None:
             self._row()
         else:
@@ -149,8 +152,8 @@ class Loops:
 
             lane_loop(self.e, lo, hi, self.s.unroll, [[]] * self.s.unroll, block)
 
-    def _tiles(self, along: int, chunk: tuple[Number, Number] | None) -> Number:
-        """Blocks of lanes x lanes whose loads are transposed in registers; returns where the last whole one ends."""
+    def _tiles(self, along: int, chunk: tuple[Number, Number] | None) -> tuple[Number, Number]:
+        """Blocks of lanes x lanes, away from padding, whose loads are transposed in registers; returns from where to where they are."""
         e, m = self.e, self.e.math
         assert self.s.lane is not None
         size = self._size(e, self.s.lane)
@@ -158,14 +161,15 @@ class Loops:
         buffers = {
             e.memory[a.value].buffer for a in self.k.accesses.items if transposes(a, self.s.lane, along, self.s.pairs)
         } - {e.memory[a.value].buffer for a in self.k.accesses.items if not a.store and not transposes(a, self.s.lane, along, self.s.pairs)}
-        end = m.mul(m.floordiv(self._size(e, along), e.lanes), e.lanes)
+        low, high = margins(self.k, along) or (0, 0)
+        whole = m.mul(m.floordiv(m.sub(self._size(e, along), low + high), e.lanes), e.lanes)
 
         def block(first: Number, _: Values) -> Values:
             def lanes(i: Number, _: Values) -> Values:
                 e.tile = Tile(buffers, None if e.mask is None else m.sub(hi, i), self.s.pairs is not None)
                 for row in range(e.lanes):
                     e.tile.start(row)
-                    self.env[along] = Index(m.add(first, row))
+                    self.env[along] = Index(m.add(first, row), inside=True)
                     self.env[self.s.lane] = Index(i, 1)  # type: ignore[index]
                     self._row()
                 e.tile = None
@@ -174,8 +178,9 @@ class Loops:
             lane_loop(e, lo, hi, 1, [[]], lanes)
             return []
 
-        loop(e, 0, end, e.lanes, [], block)
-        return end
+        end = m.add(low, whole)
+        loop(e, low, end, e.lanes, [], block)
+        return low, end
 
     # Phases
 

@@ -7,7 +7,7 @@ import torch
 
 from mlirc import driver
 from mlirc.lowering.target import Target
-from mlirc.tests.passes.vectorize.kernels import kernel, stages
+from mlirc.tests.passes.vectorize.kernels import kernel, stages, strategy
 
 TRANSPOSE = """
 func.func @kernel(%x: tensor<64x48xf32>) -> tensor<48x64xf32> attributes {mlirc.result_strides = [["64", "1"]]} {
@@ -89,3 +89,43 @@ def test_a_concatenation_of_patches_has_no_gathers():
     text = kernel([("%c", kind), ("%x", patches)], body, [("%r", out)], [[49 * 96, 96, 1]])
     seen = stages(text)
     assert "gather" not in seen["vector"] and seen["vector"].count("vector.shuffle") == 64
+
+
+def padded(amounts):
+    """As in front of a convolution: channels last, zeros around the image."""
+    return lambda x: torch.nn.functional.pad((x * 2 + 1).permute(0, 2, 3, 1), amounts)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8], ids=str)
+def test_padded_images(dtype, dynamic):
+    torch.manual_seed(0)
+    for shape in ((1, 64, 5, 33), (2, 17, 3, 16), (1, 16, 17, 1)):
+        for amounts in ((0, 0, 1, 1, 1, 1), (0, 0, 2, 0, 0, 3), (0, 0, 5, 7), (1, 0, 1, 1), (0, 0, 1, 1, 2, 2, 0, 1)):
+            torch._dynamo.reset()
+            x = (torch.randn(shape) * 9).to(dtype)
+            got = torch.compile(padded(amounts), backend="mlirc", dynamic=dynamic, options={"strict": True})(x)
+            assert torch.equal(got, padded(amounts)(x)), (shape, amounts)
+
+
+def image(width, around, body=""):
+    """[32][6][width], transposed to [6][width][32] and padded by `around` columns."""
+    out = f"tensor<6x{width + 2 * around}x32xf32>"
+    return kernel([("%x", f"tensor<32x6x{width}xf32>")], f"""
+      %e = tensor.empty() : tensor<6x{width}x32xf32>
+      %t = linalg.transpose ins(%x : tensor<32x6x{width}xf32>) outs(%e : tensor<6x{width}x32xf32>) permutation = [1, 2, 0]
+      %p = tensor.pad %t low[0, {around}, 0] high[0, {around}, 0] {{
+      ^bb0(%i: index, %j: index, %k: index):
+        %c = arith.constant 0.0 : f32
+        tensor.yield %c : f32
+      }} : tensor<6x{width}x32xf32> to {out}
+    """, [("%p", out)], [[(width + 2 * around) * 32, 32, 1]])  # fmt: skip
+
+
+def test_blocks_of_a_padded_image_are_transposed_away_from_the_padding():
+    seen = stages(image(48, 3))
+    assert seen["vector"].count("vector.shuffle") == 64, "one block of 16 x 16"
+    s = strategy(image(48, 3))
+    assert s.transposed is not None
+    assert strategy(image(20, 3)).transposed is not None
+    assert strategy(image(12, 3)).transposed is None, "less than a block without the padding"
