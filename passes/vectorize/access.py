@@ -127,6 +127,18 @@ def _steps(dims: Sequence[Form], strides: Sequence[object]) -> dict[int, int | N
     return out
 
 
+def _joined(group: Sequence[int], dims: Sequence[Form], sizes: Sequence[int]) -> Form:
+    """The index of a dim that was split into these, of known sizes but for the outermost: linear in theirs."""
+    out: dict[int, int] = {}
+    for d in group:
+        form = dims[d]
+        if form is None or d != group[0] and sizes[d] < 0:
+            return None
+        above = {c: n * sizes[d] for c, n in out.items()}
+        out = {c: above.get(c, 0) + form.get(c, 0) for c in {*above, *form}}
+    return out
+
+
 class _Walker:
     def __init__(self, domain: Domain, strides: dict[ir.Value, Sequence[object]]) -> None:
         self.domain = domain
@@ -230,6 +242,9 @@ class _Walker:
             for n, group in enumerate(st.reassociation(op)):
                 real = [d for d in group if wide[d] != 1]
                 if len(real) > 1:
+                    if op.name == "tensor.expand_shape" and (form := _joined(real, dims, mine)) is not None:
+                        out[n] = form
+                        continue
                     for d in group if op.name == "tensor.expand_shape" else [n]:
                         self._fix(dims[d])
                     continue
