@@ -71,6 +71,7 @@ def _proposals(kernel: KernelFunction, target: Target, model: ContractionStrateg
     yield {"rows": row_tile(size, max(most * 2 // 3, 1))}
     yield {"looped_epilogue": not model.looped_epilogue}
     yield {"rows": row_tile(size, max(most // 2, 1))}
+    yield {"turned": False}
 
 
 __all__ = ["MOST", "Fields", "candidates"]

@@ -53,6 +53,9 @@ class ContractionStrategy:
     """The height of the second register tile where the number of rows is a symbol, which does fewer rows as well."""
     looped_epilogue: bool = False
     """Whether the epilogue is a loop over the rows of a tile, which are stored for it, instead of code for each of them."""
+    turned: bool = False
+    """Whether blocks of sums are transposed in registers, so that the epilogue has its lanes along the rows: for results that are
+    contiguous there, and not along the columns."""
     row_tiles: int = 4
     """Register tiles of a parallel iteration, one below the other: they share a panel, or with `depth` a block of one."""
     grain: int = 1
@@ -106,6 +109,11 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     why["row_tiles"] = "of a parallel iteration, which share a panel"
     if dot is None and not tiles:
         row_tiles, depth, group = _depth(kernel, r, rows, columns * n, target.caches, why)
+    turned = dot is None and not tiles and contiguous_rows(kernel, r)
+    if turned:
+        why["turned"] = "results are contiguous along the rows: vectors of these are stored, instead of single elements"
+        if depth is None:
+            row_tiles, why["row_tiles"] = _turned_row_tiles(d.sizes[r.row], rows, n)  # type: ignore[index]
     ops = _epilogue_ops(kernel)
     looped = rows * columns > 4 and dot is None and ops > LONG_EPILOGUE
     why["looped_epilogue"] = f"about {ops} ops for an element of the result; above {LONG_EPILOGUE} one copy of them serves all rows"
@@ -117,7 +125,7 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     return ContractionStrategy(
         lanes=n, rows=rows, columns=columns, row=r.row, lane=r.lane, dot=dot, unroll=unroll, dot_pairs=dot_pairs, pairs=pairs, tiles=tiles,
         shared=shared, row_tiles=row_tiles, depth=depth, group=group, lanes_first=first, short_rows=short_tile(rows), looped_epilogue=looped,
-        grain=grain, why=why,
+        turned=turned, grain=grain, why=why,
     )  # fmt: skip
 
 
@@ -141,6 +149,28 @@ def _tiling(size: object, rows: int) -> str:
     if not isinstance(size, int):
         return "the number of rows is a symbol"
     return f"{size} rows are {size // rows} tiles" + (f" and {size % rows} rows" if size % rows else "")
+
+
+def contiguous_rows(kernel: KernelFunction, r: Roles) -> bool:
+    """Whether all results are contiguous along the rows, and none along the columns."""
+    if r.row is None or r.lane is None or len(kernel.domain.siblings) > 1:
+        return False
+    stores = [a.steps for a in kernel.accesses.items if a.store]
+    return len(stores) == len(kernel.results) and all(s.get(r.row) == 1 and s.get(r.lane, 0) not in (0, 1) for s in stores)
+
+
+def _turned_row_tiles(size: object, rows: int, lanes: int) -> tuple[int, str]:
+    """How many register tiles are stored together, so that vectors of their rows are full, and why."""
+
+    def vectors(tiles: int) -> float:
+        """That it takes to store a row of the result, or one element of it."""
+        block = tiles * rows
+        if not isinstance(size, int):
+            return -(-block // lanes) / block
+        return size // block * -(-block // lanes) + -(-(size % block) // lanes)
+
+    tiles = min(range(PLAIN_ROW_TILES, 2 * PLAIN_ROW_TILES + 1), key=vectors)
+    return tiles, f"of which the rows, {tiles * rows}, are stored in vectors of {lanes}"
 
 
 def _bf16_product(kernel: KernelFunction) -> bool:

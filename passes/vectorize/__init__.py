@@ -23,6 +23,7 @@ from .segments import vectorize_segments
 from .siblings import vectorize_siblings
 from .split import vectorize_split
 from .tiles import vectorize_tiles
+from .turned import vectorize_turned
 
 PASS_NAME = "mlirc-vectorize"
 
@@ -39,6 +40,8 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
                 build = vectorize_tiles
             elif strategy.dot is not None:
                 build = vectorize_dot
+            elif strategy.turned:
+                build = vectorize_turned
             elif strategy.depth is not None:
                 build = vectorize_deep
             return build(kernel, strategy, symbol)

@@ -26,11 +26,11 @@ from .nest import Values, loop
 
 def vectorize_deep(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
     """Build the module of a contraction whose strategy has a `depth`."""
-    emitter = _Deep(kernel, strategy)
+    emitter = Deep(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
-class _Deep(Contraction):
+class Deep(Contraction):
     """As `Contraction`, with the sums in memory between the blocks."""
 
     begin: Number = 0
@@ -62,7 +62,7 @@ class _Deep(Contraction):
 
         def panel(lane: Number, _: Values) -> Values:
             self.corner = m.mul(m.floordiv(m.sub(lane, first), self.width), area)
-            super(_Deep, self)._lanes(lane, row_block)
+            super(Deep, self)._lanes(lane, row_block)
             return []
 
         def block(k: Number, _: Values) -> Values:

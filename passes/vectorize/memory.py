@@ -88,12 +88,18 @@ class Tile:
             if self.pairs:
                 row = vector.bitcast(m.vector_type(element), row)
             rows.append(row)
-        # Not as a `vector.transpose`, which canonicalisation takes apart, element by element.
-        if columns := transpose_rows(rows):
-            return columns
-        kind = ir.VectorType.get([n, n], element)
-        block = builders.constant(kind, 0)
-        for i, row in enumerate(rows):
-            block = vector.insert(row, block, [], [i])
-        block = vector.transpose(kind, block, [1, 0])
-        return [vector.extract(block, [], [i]) for i in range(n)]
+        return transposed(rows)
+
+
+def transposed(rows: list[ir.Value]) -> list[ir.Value]:
+    """The columns of a square block, given its rows."""
+    # Not as a `vector.transpose`, which canonicalisation takes apart, element by element.
+    if columns := transpose_rows(rows):
+        return columns
+    n = len(rows)
+    kind = ir.VectorType.get([n, n], ir.VectorType(rows[0].type).element_type)
+    block = builders.constant(kind, 0)
+    for i, row in enumerate(rows):
+        block = vector.insert(row, block, [], [i])
+    block = vector.transpose(kind, block, [1, 0])
+    return [vector.extract(block, [], [i]) for i in range(n)]

@@ -34,12 +34,23 @@ def roles(kernel: KernelFunction) -> Roles:
     row = None
     for d in reversed(order[:-1]):
         if d in a and d not in b:
-            row = d if row is None or _larger(kernel, classes[d], classes[row]) else row
+            row = d if row is None or _larger(kernel, classes[d], classes[row]) and not _stored_along(kernel, classes[row]) else row
     outer = [classes[d] for d in order if d not in (lane, row)]
     reductions = [classes[i] for i, it in enumerate(st.iterators(op)) if it == "reduction" and classes[i] is not None]
     return Roles(
         None if lane is None else classes[lane], None if row is None else classes[row], outer, reductions, swapped  # type: ignore[arg-type]
     )
+
+
+VECTOR = 16
+"""Rows that are stored at once where results are contiguous along them."""
+
+
+def _stored_along(kernel: KernelFunction, c: int | None) -> bool:
+    """Whether results are contiguous along a class, and it is long enough for vectors."""
+    stores = [a.steps for a in kernel.accesses.items if a.store]
+    size = kernel.domain.sizes[c]  # type: ignore[index]
+    return isinstance(size, int) and size >= VECTOR and all(s.get(c) == 1 for s in stores)  # type: ignore[arg-type]
 
 
 def _larger(kernel: KernelFunction, a: int | None, b: int | None) -> bool:

@@ -138,6 +138,7 @@ def test_what_follows_from_a_pin_follows():
         (dots(1, 64, 64), "columns=2", "columns=2 .* valid: 1 .the lanes run along the reduction"),
         (dots(1, 64, 64), "unroll=16", "unroll=16 .* valid: 1 to 8"),
         (dots(1, 64, 64), "looped_epilogue=true", "valid: false"),
+        (product(64, 64, 64), "turned=true", "turned=true is impossible .* valid: false .*contiguous along the rows"),
         (elementwise(30, 70), "rows=4", "kind loops has no field 'rows'; valid fields: lanes, unroll, grain"),
         (elementwise(30, 70), "lanes=32", "lanes=32 is impossible for this kernel; valid: 4, 8, 16"),
         (elementwise(30, 70), "unroll=9", "valid: 1 to 8"),
@@ -176,6 +177,7 @@ KERNELS = {
     "dot in pairs": dots(1, 150, 50, "bf16"),
     "convolution": convolution(9, 16, 64),
     "depthwise": depthwise(14, 3, 1),
+    "turned": linear(37, 200, 96).replace('["96", "1"]', '["1", "37"]'),
 }
 
 
