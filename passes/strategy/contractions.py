@@ -141,7 +141,7 @@ def _columns(kernel: KernelFunction, r: Roles, target: Target, n: int) -> int:
     rows = 1 if r.row is None else sizes[r.row]
     most = 2
     if st.kind(kernel.domain.anchor) == "convolution" and isinstance(rows, int) and rows <= FEW_ROWS:  # type: ignore[arg-type]
-        most = min(4, sum_registers(target) // rows)
+        most = min(4, sum_registers(target) // max(rows, 1))
     return max(min(most, -(-known(sizes[r.lane]) // n)), 1)
 
 

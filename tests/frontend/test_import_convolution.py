@@ -47,6 +47,8 @@ MODULES = {
     "few inputs, stride": (lambda: nn.Conv2d(3, 17, 7, 2, 3), (2, 3, 23, 21)),
     "few inputs, patches": (lambda: nn.Conv2d(4, 33, 4, 4), (2, 4, 16, 20)),
     "few inputs, 3d": (lambda: nn.Conv3d(2, 17, 3, 2, 1), (1, 2, 5, 7, 9)),
+    "few outputs, no images": (lambda: nn.Conv1d(3, 2, 3), (0, 3, 40)),
+    "few inputs, no images": (lambda: nn.Conv1d(3, 2, 3), (0, 3, 3)),
     "taps beside a single element": (lambda: nn.Conv2d(4, 6, 3, padding=1), (2, 4, 1, 1)),
     "taps in padding, stride": (lambda: nn.Conv2d(4, 6, 5, 2, 2), (2, 4, 2, 1)),
     "taps in padding, dilation": (lambda: nn.Conv2d(4, 6, (3, 5), 1, (4, 6), (4, 3)), (2, 4, 3, 4)),
