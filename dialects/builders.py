@@ -126,6 +126,15 @@ def transpose(source: ir.Value, permutation: Sequence[int], sizes: Sequence[Size
     return op.results[0] if hasattr(op, "results") else op
 
 
+def insert_slice(
+    source: ir.Value, into: ir.Value, offsets: Sequence[Size], sizes: Sequence[Size], strides: Sequence[Size]
+) -> ir.Value:
+    """`into`, with `source` at these offsets."""
+    return tensor.InsertSliceOp(
+        source, into, dynamic(offsets), dynamic(sizes), dynamic(strides), static(offsets), static(sizes), static(strides)
+    ).result
+
+
 def extract_slice(
     source: ir.Value, offsets: Sequence[Size], sizes: Sequence[Size], strides: Sequence[int]
 ) -> ir.Value:

@@ -15,6 +15,7 @@ from .bucket_updates import bucket_updates
 from .constants import lay_out_constants
 from .fold_transposes import fold_transposes
 from .fuse import fuse
+from .insert_slices import insert_slices
 from .layouts import Layouts
 from .materialize import materialize
 from .narrow_indices import narrow_indices
@@ -68,6 +69,11 @@ def _cleaned(*steps: Callable[[ir.Operation], None]) -> Callable[[Graph], None]:
     return run
 
 
+def _insert_slices(graph: Graph) -> None:
+    insert_slices(graph.function, graph.writes)
+    graph.clean()
+
+
 def _outline(graph: Graph) -> None:
     graph.kernels = outline(graph.function, graph.writes)
 
@@ -75,6 +81,7 @@ def _outline(graph: Graph) -> None:
 GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "linalg": lambda graph: None,
     "canonicalize": Graph.clean,
+    "insert-slices": _insert_slices,
     "fold-transposes": _cleaned(fold_transposes),
     "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),
     "raise-collapses": _cleaned(raise_collapses, fold_transposes),

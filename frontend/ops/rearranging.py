@@ -108,19 +108,11 @@ def triangle(b: GraphBuilder, node: Any, x: T, diagonal: Any = 0) -> T:
 
 def _write(b: GraphBuilder, x: T, source: T, dim: int, start: Extent, step: Extent) -> T:
     """x with `source` at start, start + step, ... along `dim`."""
-    length = source.shape[dim]
-
-    def body(at: list[ir.Value], u: ir.Value) -> ir.Value:
-        i = arith.subi(at[dim], b.index(start))
-        inside = arith.cmpi(INT.sge, i, builders.index(0))
-        if step != 1:
-            inside = arith.andi(inside, arith.cmpi(INT.eq, arith.remsi(i, b.index(step)), builders.index(0)))
-            i = arith.divsi(i, b.index(step))
-        inside = arith.andi(inside, arith.cmpi(INT.slt, i, b.index(length)))
-        at[dim] = arith.select(inside, i, builders.index(0))
-        return arith.select(inside, tensor.extract(source.value, at), u)
-
-    return b.from_indices(x.shape, [x], x.dtype, body)
+    offsets: list[Extent] = [0] * x.rank
+    steps: list[Extent] = [1] * x.rank
+    offsets[dim], steps[dim] = start, step
+    sizes = (b.sizes(n) for n in (offsets, source.shape, steps))
+    return T(builders.insert_slice(source.value, x.value, *sizes), x.shape, x.dtype)
 
 
 @lowers(aten.slice_scatter.default)
@@ -140,6 +132,8 @@ def slice_scatter(
 def select_scatter(b: GraphBuilder, node: Any, x: T, source: T, dim: int, index: Any) -> T:
     dim %= x.rank
     source = b.reshape(b.convert(source, x.dtype), [*x.shape[:dim], 1, *x.shape[dim + 1 :]])
+    if same(x.shape[dim], 1):
+        return source
     return _write(b, x, source, dim, position(index, x.shape[dim]), 1)
 
 

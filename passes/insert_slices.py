@@ -1,0 +1,261 @@
+"""A tensor that is written into a part of another one: what happens depends on who still wants the other one.
+
+    %s = insert_slice %y into %x[0, 3] [8, 4] [1, 1]         x of 8 x 100, read nowhere else, and written back (or to, many times)
+
+        ->  %s = scatter(%x, %y, %rows)                      rows = 3, 4, 5, 6: nothing but the part is moved (a decoder's cache)
+
+    %s = insert_slice %y into %x[0, 0] ...                   together the parts are all of x, which nobody sees
+    %t = insert_slice %z into %s[0, 4] ...               ->  %t = concat dim(1) %y, %z
+
+    %s = insert_slice %y into %x[0, 3] ...                   otherwise
+
+        ->  %s = generic: 3 <= index(1) < 7 ? %y[index(0), index(1) - 3] : %x     an elementwise op, which fuses with others
+
+First, parts of parts become one (`x[2:5, 3:7] = y`), and what is read of the result, within the part or beside it, is read from %y or
+from %x: so fewer want the tensor that is written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..dialects import builders, own
+from ..dialects.mlir import arith, ir, linalg, tensor
+from . import structure as st
+from .layouts import Layouts
+
+PASS_NAME = "mlirc-insert-slices"
+
+INT = arith.CmpIPredicate
+
+
+def insert_slices(function: ir.Operation, writes: Sequence[int]) -> None:
+    """Rewrite all of them; `writes[i]` is the tensor argument that the i-th of the last results overwrites."""
+    ops = [st.operation(o) for o in function.regions[0].blocks[0].operations]
+    if not any(op.name == "tensor.insert_slice" for op in ops):
+        return
+    layouts = Layouts(function)
+    ops = [o for op in ops for o in (*_joined(op, layouts), op)]
+    for op in ops:
+        if op.name == "tensor.extract_slice":
+            _read_past(op, layouts)
+    written = _written(function, writes)
+    readers = _Readers(ops)
+    for chain in _chains([op for op in ops if op.name == "tensor.insert_slice" and op.results[0] not in readers.dead], readers):
+        along = _partition(chain, layouts) if 1 < len(chain) <= MOST_PARTS else None
+        if along is not None:
+            chain[-1].results[0].replace_all_uses_with(_concat(chain, along, layouts))
+            continue
+        argument = written.get(chain[-1].results[0])
+        there = argument is not None and chain[0].operands[1] == argument and readers.count(argument) == 1
+        for op in chain:
+            slot = Slot.of(op, layouts)
+            new = _scatter(op, slot) if there or len(chain) > MOST_CHOICES else _choose(op, slot, layouts)
+            op.results[0].replace_all_uses_with(new)
+    for op in reversed(ops):
+        if op.name == "tensor.insert_slice":
+            op.erase()
+
+
+MOST_PARTS = 16
+"""Parts that are put side by side by one kernel, which has code of its own for each."""
+
+
+LEAST_LAST = 8
+"""Elements of the last dim below which parts are not put side by side: that goes part by part, in vectors of as many elements."""
+
+MOST_CHOICES = 4
+"""Parts of a tensor that is not written back which each element is asked about: of more, a copy is made that they are written to."""
+
+
+@dataclass
+class Slot:
+    """Where a slice is: begin, size and step of each dim, ints or index values; `dims` are those that are not whole."""
+
+    begin: list[Any]
+    size: list[Any]
+    step: list[Any]
+    dims: list[int]
+
+    @staticmethod
+    def of(op: ir.Operation, layouts: Layouts) -> Slot:
+        """Of an extract_slice or insert_slice."""
+        inserted = op.name == "tensor.insert_slice"
+        left = list(op.operands)[2 if inserted else 1 :]
+        parts = [
+            [left.pop(0) if n == builders.DYNAMIC else n for n in st.integers(op.attributes[name])]
+            for name in ("static_offsets", "static_sizes", "static_strides")
+        ]
+        whole = layouts.shapes.of(op.operands[1 if inserted else 0])
+        sizes = list(layouts.shapes.of(op.operands[0]))
+        if not inserted:
+            sizes = [1] * len(whole)
+            for d, n in zip(st.slice_dims(op), layouts.shapes.of(op.results[0])):
+                sizes[d] = n
+        return Slot(*parts, [d for d, (n, m) in enumerate(zip(sizes, whole)) if n != m])
+
+    @property
+    def known(self) -> bool:
+        """Whether all numbers of `dims` are ints, and neighbours lie side by side."""
+        numbers = (n for d in self.dims for n in (self.begin[d], self.size[d], self.step[d]))
+        return all(isinstance(n, int) for n in numbers) and all(self.step[d] == 1 for d in self.dims)
+
+    def end(self, d: int) -> int:
+        return self.begin[d] + (self.size[d] - 1) * self.step[d] + 1  # type: ignore[no-any-return]
+
+
+def _joined(op: ir.Operation, layouts: Layouts) -> list[ir.Operation]:
+    """A slice of x, written to and put back where it was: y goes into x itself, by an op that takes the place of this one."""
+    inner = st.owner(op.operands[0]) if op.name == "tensor.insert_slice" else None
+    if inner is None or inner.name != "tensor.insert_slice":
+        return []
+    part = st.owner(inner.operands[1])
+    if part is None or part.name != "tensor.extract_slice" or part.operands[0] != op.operands[1] or part.results[0].type != op.operands[0].type:
+        return []
+    outer, within, read = (Slot.of(o, layouts) for o in (op, inner, part))
+    if not all(isinstance(n, int) for s in (outer, within, read) for n in (*s.begin, *s.step)) or outer.begin != read.begin:
+        return []
+    if any(n != 1 for s in (outer, within, read) for n in s.step):
+        return []
+    begin = [a + b for a, b in zip(outer.begin, within.begin)]
+    with ir.InsertionPoint(op), op.location:
+        new = builders.insert_slice(inner.operands[0], op.operands[1], begin, within.size, [1] * len(begin))
+    op.results[0].replace_all_uses_with(new)
+    return [st.operation(new.owner)]
+
+
+def _read_past(op: ir.Operation, layouts: Layouts) -> None:
+    """A slice of what a slice was written into: one of the latter, or of what was there before."""
+    while (into := st.owner(op.operands[0])) is not None and into.name == "tensor.insert_slice":
+        put, got = Slot.of(into, layouts), Slot.of(op, layouts)
+        if not put.known or not all(isinstance(n, int) for d in put.dims for n in (got.begin[d], got.size[d], got.step[d])):
+            return
+        if any(got.end(d) <= put.begin[d] or put.end(d) <= got.begin[d] for d in put.dims):
+            op.operands[0] = into.operands[1]
+        elif all(put.begin[d] <= got.begin[d] and got.end(d) <= put.end(d) for d in put.dims):
+            begin = list(st.integers(op.attributes["static_offsets"]))
+            for d in put.dims:
+                begin[d] -= put.begin[d]
+            op.attributes["static_offsets"] = ir.DenseI64ArrayAttr.get(begin)
+            op.operands[0] = into.operands[0]
+        else:
+            return
+
+
+class _Readers:
+    """Who reads a value, but for slices that nobody reads in their turn; `dead` are the results of these."""
+
+    def __init__(self, ops: Sequence[ir.Operation]) -> None:
+        self.dead: set[ir.Value] = set()
+        for op in reversed(ops):
+            if (op.name == "tensor.insert_slice" or st.kind(op) == "view") and not self.count(op.results[0]):
+                self.dead.add(op.results[0])
+
+    def count(self, value: ir.Value) -> int:
+        users = [st.operation(use.owner) for use in value.uses]
+        return sum(1 for u in users if not len(u.results) or u.results[0] not in self.dead)
+
+
+def _chains(ops: Sequence[ir.Operation], readers: _Readers) -> list[list[ir.Operation]]:
+    """Slices written into one tensor after the other, of which nobody else wants what was there between."""
+    chains: list[list[ir.Operation]] = []
+    last: dict[ir.Value, list[ir.Operation]] = {}
+    for op in ops:
+        chain = last.pop(op.operands[1], None) if readers.count(op.operands[1]) == 1 else None
+        if chain is None:
+            chains.append(chain := [])
+        chain.append(op)
+        last[op.results[0]] = chain
+    return chains
+
+
+def _partition(chain: Sequence[ir.Operation], layouts: Layouts) -> int | None:
+    """The dim of which the slices of a chain are all, each element of it in one; None for slivers of the last one."""
+    slots = [Slot.of(op, layouts) for op in chain]
+    dims = {d for s in slots for d in s.dims}
+    if len(dims) != 1 or not all(s.known for s in slots):
+        return None
+    (along,) = dims
+    if along == len(slots[0].size) - 1 and any(s.size[along] < LEAST_LAST for s in slots):
+        return None
+    end = 0
+    for s in sorted(slots, key=lambda s: s.begin[along]):
+        if s.begin[along] != end:
+            return None
+        end = s.end(along)
+    return along if end == st.shape(chain[0].operands[1])[along] else None
+
+
+def _concat(chain: Sequence[ir.Operation], along: int, layouts: Layouts) -> ir.Value:
+    parts = sorted(chain, key=lambda op: st.integers(op.attributes["static_offsets"])[along])
+    with ir.InsertionPoint(chain[-1]), chain[-1].location:
+        whole = chain[0].operands[1]
+        op = tensor.ConcatOp(whole.type, along, [p.operands[0] for p in parts])
+        sizes = [ir.StringAttr.get(str(n)) for n in layouts.shapes.of(whole)]
+        op.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get(sizes)
+        return op.result
+
+
+def _written(function: ir.Operation, writes: Sequence[int]) -> dict[ir.Value, ir.Value]:
+    """What overwrites an argument -> the argument."""
+    block = function.regions[0].blocks[0]
+    tensors = [a for a in block.arguments if st.is_tensor(a)]
+    returned = list(st.operation(block.operations[len(block.operations) - 1]).operands)
+    return {returned[len(returned) - len(writes) + i]: tensors[a] for i, a in enumerate(writes)}
+
+
+def _scatter(op: ir.Operation, slot: Slot) -> ir.Value:
+    """The part alone is written; where to is a tensor of numbers for each of its dims."""
+    source, whole = op.operands[0], op.operands[1]
+    rank = len(st.shape(source))
+    with ir.InsertionPoint(op), op.location:
+        sizes = [slot.size[d] for d in slot.dims]
+        i64 = ir.IntegerType.get_signless(64)
+
+        def numbers(k: int, d: int) -> ir.Value:
+            def body(_: ir.Value) -> list[ir.Value]:
+                i = arith.muli(linalg.IndexOp(k).result, _index(slot.step[d]))
+                return [arith.index_cast(i64, arith.addi(i, _index(slot.begin[d])))]
+
+            (out,) = builders.generic([], [builders.empty(sizes, i64)], [builders.identity(len(sizes))], "p" * len(sizes), body)
+            return out
+
+        places = [numbers(k, d) for k, d in enumerate(slot.dims)]
+        target = [-1 - slot.dims.index(d) if d in slot.dims else d for d in range(rank)]
+        return own.scatter(whole, source, places, builders.projection(rank, slot.dims), target, own.SET)
+
+
+def _choose(op: ir.Operation, slot: Slot, layouts: Layouts) -> ir.Value:
+    """Every element asks whether it is in the part."""
+    source, whole = op.operands[0], op.operands[1]
+    rank = len(st.shape(whole))
+    with ir.InsertionPoint(op), op.location:
+        init = builders.empty(layouts.values(whole), builders.element_type(whole))
+
+        def body(x: ir.Value, _: ir.Value) -> list[ir.Value]:
+            zero = builders.index(0)
+            at = [linalg.IndexOp(d).result for d in range(rank)]
+            inside = []
+            for d in slot.dims:
+                i = arith.subi(at[d], _index(slot.begin[d]))
+                inside.append(arith.cmpi(INT.sge, i, zero))
+                if not isinstance(slot.step[d], int) or slot.step[d] != 1:
+                    inside.append(arith.cmpi(INT.eq, arith.remsi(i, _index(slot.step[d])), zero))
+                    i = arith.divsi(i, _index(slot.step[d]))
+                inside.append(arith.cmpi(INT.slt, i, _index(slot.size[d])))
+                at[d] = i
+            there = inside[0]
+            for condition in inside[1:]:
+                there = arith.andi(there, condition)
+            for d in slot.dims:
+                at[d] = arith.select(there, at[d], zero)
+            return [arith.select(there, tensor.extract(source, at), x)]
+
+        (out,) = builders.generic([whole], [init], [builders.identity(rank)] * 2, "p" * rank, body)
+        return out
+
+
+def _index(n: int | ir.Value) -> ir.Value:
+    return builders.index(n) if isinstance(n, int) else n

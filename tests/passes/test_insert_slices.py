@@ -1,0 +1,152 @@
+"""A tensor written into a part of another: in its place, side by side with the other parts, or as a choice for each element."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mlirc.passes import insert_slices as pass_
+from mlirc.passes.insert_slices import insert_slices
+from mlirc.tests.frontend.compare import OPTIONS, replica
+from mlirc.tests.passes.graph_text import check, function
+
+X, PART, COLUMN = "tensor<8x100xf32>", "tensor<8x4xf32>", "tensor<8x1xf32>"
+
+
+def put(name, source, kind, into, column):
+    size = kind.split("x")[1]
+    return f"{name} = tensor.insert_slice {source} into {into}[0, {column}] [8, {size}] [1, 1] : {kind} into {X}\n"
+
+
+def rewritten(body, results, checks, arguments=(("%x", X), ("%y", PART)), writes=()):
+    check(function(arguments, body, results), lambda f: insert_slices(f, writes), checks, clean=True)
+
+
+def test_a_part_of_what_is_written_back_is_written_alone():
+    rewritten(
+        put("%s", "%y", PART, "%x", 3),
+        [("%s", X)],
+        """
+        CHECK: %[[ROWS:.*]] = linalg.generic
+        CHECK: %[[I:.*]] = linalg.index 0
+        CHECK: arith.addi %[[I]], %c3
+        CHECK: "mlirc.scatter"(%arg0, %arg1, %[[ROWS]])
+        CHECK-SAME: combine = "set"
+        CHECK-SAME: target = array<i64: 0, -1>
+        """,
+        writes=[0],
+    )
+
+
+@pytest.mark.parametrize("reason", ["not written back", "read by others"])
+def test_a_part_is_a_choice_where_the_old_elements_are_wanted(reason):
+    body, results = put("%s", "%y", PART, "%x", 3), [("%s", X)]
+    if reason == "read by others":
+        results = [("%x", X), ("%s", X)]
+    checks = "CHECK-NOT: scatter\nCHECK: linalg.generic {{.*}} ins(%arg0\nCHECK: tensor.extract %arg1\nCHECK: arith.select\nCHECK-NOT: insert_slice"
+    rewritten(body, results, checks, writes=[0] if reason == "read by others" else [])
+
+
+def test_what_is_read_of_the_result_comes_from_where_it_was():
+    body = put("%s", "%y", PART, "%x", 3)
+    body += f"%a = tensor.extract_slice %s[0, 4] [8, 1] [1, 1] : {X} to {COLUMN}\n%b = tensor.extract_slice %s[0, 7] [8, 1] [1, 1] : {X} to {COLUMN}\n"
+    body += f"%c = tensor.extract_slice %s[0, 6] [8, 2] [1, 1] : {X} to tensor<8x2xf32>\n"
+    rewritten(
+        body,
+        [("%a", COLUMN), ("%b", COLUMN), ("%c", "tensor<8x2xf32>")],
+        """
+        CHECK: %[[S:.*]] = linalg.generic
+        CHECK: tensor.extract_slice %arg1[0, 1] [8, 1]
+        CHECK: tensor.extract_slice %arg0[0, 7] [8, 1]
+        CHECK: tensor.extract_slice %[[S]][0, 6] [8, 2]
+        """,
+    )
+
+
+def test_parts_that_are_all_are_a_concatenation():
+    whole, part = "tensor<8x16xf32>", "tensor<8x8xf32>"
+    body = f"%s = tensor.insert_slice %y into %x[0, 8] [8, 8] [1, 1] : {part} into {whole}\n"
+    body += f"%t = tensor.insert_slice %z into %s[0, 0] [8, 8] [1, 1] : {part} into {whole}\n"
+    arguments = [("%x", whole), ("%y", part), ("%z", part)]
+    rewritten(body, [("%t", whole)], "CHECK: tensor.concat dim(1) %arg2, %arg1\nCHECK-NOT: arg0", arguments)
+
+
+def test_slivers_of_the_last_dim_are_not_put_side_by_side():
+    whole, part = "tensor<8x6xf32>", "tensor<8x1xf32>"
+    body, before = "", "%x"
+    for i in range(6):
+        body += f"%s{i} = tensor.insert_slice %y{i} into {before}[0, {i}] [8, 1] [1, 1] : {part} into {whole}\n"
+        before = f"%s{i}"
+    arguments = [("%x", whole), *((f"%y{i}", part) for i in range(6))]
+    rewritten(body, [(before, whole)], "CHECK-NOT: concat\nCHECK-COUNT-6: mlirc.scatter", arguments)
+
+
+def test_parts_of_parts_become_one():
+    body = f"%p = tensor.extract_slice %x[2, 0] [3, 100] [1, 1] : {X} to tensor<3x100xf32>\n"
+    body += "%q = tensor.insert_slice %y into %p[0, 3] [3, 4] [1, 1] : tensor<3x4xf32> into tensor<3x100xf32>\n"
+    body += f"%s = tensor.insert_slice %q into %x[2, 0] [3, 100] [1, 1] : tensor<3x100xf32> into {X}\n"
+    checks = 'CHECK-NOT: extract_slice\nCHECK: "mlirc.scatter"(%arg0, %arg1,\nCHECK-SAME: target = array<i64: -1, -2>\nCHECK-NOT: scatter'
+    rewritten(body, [("%s", X)], checks, [("%x", X), ("%y", "tensor<3x4xf32>")], [0])
+
+
+def columns(x, y):
+    for i in range(1, x.shape[1]):
+        x[:, i] = x[:, i - 1] * 0.5 + y[:, i]
+    return x.amax()
+
+
+def tail(x, y):
+    old = x[:1] + 1
+    x[2:, 1:3] = y[2:, 1:3] * 2
+    x[-1] = 0
+    return old, x[2] + 1
+
+
+def steps(x, y):
+    x[::2, -3:] += y[::2, -3:]
+    x[1::2].neg_()
+    z = torch.zeros_like(y)
+    z[:, :2] = y[:, 1:3]
+    z[:, 2:] = x[:, 2:]
+    return z, x.flip(0)
+
+
+def overlapping(x, y):
+    z = y * 2
+    z[1:4] = x[1:4]
+    z[3:5, 1:] = 7
+    z[3, 2:4] = z[3, 1:3] + z[0, 2:4]
+    x.copy_(z)
+    return z[2:4]
+
+
+def empty(x, y):
+    x[2:2] = 5
+    x[:, 1:1] = y[:, 1:1]
+    x[0:1, 0:1] = y[0:1, 0:1]
+    return x * 1
+
+
+def many(x, y):
+    z = x + y
+    for i in range(6):
+        z[i % z.shape[0], i % z.shape[1]] = y[i % z.shape[0], i % 2] * i
+    return z, z == 0
+
+
+@pytest.mark.parametrize("most", [0, 4], ids=["written to", "chosen"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("f", [columns, tail, steps, overlapping, empty, many])
+def test_writes_to_parts(f, dynamic, most, monkeypatch):
+    monkeypatch.setattr(pass_, "MOST_CHOICES", most)
+    torch.manual_seed(0)
+    for dtype, shape in ((torch.float32, (6, 5)), (torch.bfloat16, (7, 33)), (torch.int64, (5, 17)), (torch.bool, (6, 18))):
+        if dtype is torch.bool and f in (steps, columns):
+            continue
+        torch._dynamo.reset()
+        compiled = torch.compile(f, backend="mlirc", dynamic=dynamic, options=OPTIONS)
+        args = [(torch.randn(shape) * 9).to(dtype) for _ in range(2)]
+        mine, theirs = replica(args), replica(args)
+        expected, got = f(*theirs), compiled(*mine)
+        for e, g in zip([*expected, *theirs] if isinstance(expected, tuple) else [expected, *theirs], [*got, *mine] if isinstance(got, tuple) else [got, *mine]):
+            torch.testing.assert_close(g, e)
