@@ -37,7 +37,7 @@ def insert_slices(function: ir.Operation, writes: Sequence[int]) -> None:
     if not any(op.name == "tensor.insert_slice" for op in ops):
         return
     layouts = Layouts(function)
-    ops = [o for op in ops for o in (*_joined(op, layouts), op)]
+    ops = [o for op in ops for o in (*_unsqueezed(op, layouts), *_joined(op, layouts), op)]
     for op in ops:
         if op.name == "tensor.extract_slice":
             _read_past(op, layouts)
@@ -55,13 +55,12 @@ def insert_slices(function: ir.Operation, writes: Sequence[int]) -> None:
             new = _scatter(op, slot) if there or len(chain) > MOST_CHOICES else _choose(op, slot, layouts)
             op.results[0].replace_all_uses_with(new)
     for op in reversed(ops):
-        if op.name == "tensor.insert_slice":
+        if (op.name == "tensor.insert_slice" or st.kind(op) == "view") and not any(True for _ in op.results[0].uses):
             op.erase()
 
 
 MOST_PARTS = 16
 """Parts that are put side by side by one kernel, which has code of its own for each."""
-
 
 LEAST_LAST = 8
 """Elements of the last dim below which parts are not put side by side: that goes part by part, in vectors of as many elements."""
@@ -94,7 +93,7 @@ class Slot:
             sizes = [1] * len(whole)
             for d, n in zip(st.slice_dims(op), layouts.shapes.of(op.results[0])):
                 sizes[d] = n
-        return Slot(*parts, [d for d, (n, m) in enumerate(zip(sizes, whole)) if n != m])
+        return Slot(*parts, [d for d, (n, m) in enumerate(zip(sizes, whole)) if n is None or n != m])
 
     @property
     def known(self) -> bool:
@@ -124,6 +123,27 @@ def _joined(op: ir.Operation, layouts: Layouts) -> list[ir.Operation]:
         new = builders.insert_slice(inner.operands[0], op.operands[1], begin, within.size, [1] * len(begin))
     op.results[0].replace_all_uses_with(new)
     return [st.operation(new.owner)]
+
+
+def _unsqueezed(op: ir.Operation, layouts: Layouts) -> list[ir.Operation]:
+    """A row of x without its unit dim, written to and given the dim back: y, with the dim, goes into the row as it is in x."""
+    inner = st.owner(op.operands[0]) if op.name == "tensor.expand_shape" else None
+    row = st.owner(inner.operands[1]) if inner is not None and inner.name == "tensor.insert_slice" else None
+    if inner is None or row is None or row.name != "tensor.collapse_shape" or row.operands[0].type != op.results[0].type:
+        return []
+    groups, wide = st.reassociation(op), st.shape(op.results[0])
+    if groups != st.reassociation(row) or any(sum(wide[d] != 1 for d in group) > 1 for group in groups):
+        return []
+    within = Slot.of(inner, layouts)
+    begin, size, step = ([n] * len(wide) for n in (0, 1, 1))
+    for n, group in enumerate(groups):
+        d = next((d for d in group if wide[d] != 1), group[-1])
+        begin[d], size[d], step[d] = within.begin[n], within.size[n], within.step[n]
+    with ir.InsertionPoint(op), op.location:
+        source = builders.expand(inner.operands[0], groups, size)
+        new = builders.insert_slice(source, row.operands[0], begin, size, step)
+    op.results[0].replace_all_uses_with(new)
+    return [st.operation(source.owner), st.operation(new.owner)]
 
 
 def _read_past(op: ir.Operation, layouts: Layouts) -> None:

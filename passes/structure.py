@@ -257,6 +257,8 @@ class Shapes:
                 return self.of(op.operands[len(op.operands) - len(op.results) + position])
             case "tensor.cast" | "mlirc.scatter" | "mlirc.segments" | "mlirc.scan":
                 return self.of(op.operands[0])
+            case "tensor.insert_slice":
+                return self.of(op.operands[1])
             case "mlirc.bucket":
                 return self.of(op.operands[position])
             case "tensor.expand_shape":
