@@ -84,7 +84,10 @@ class Noise(TorchDispatchMode):
             written = [p.name in RUNNING or p.alias_info is not None and p.alias_info.is_write for p in schema.arguments]
             kind = _finest(args)
             args = tuple(a if w else pytree.tree_map(lambda x: self.moved(x, kind), a) for a, w in zip(args, written))
+        kept = [(a, a.clone()) for a, p in zip(args, schema.arguments) if p.name in RUNNING and isinstance(a, torch.Tensor)]
         out = func(*args, **kwargs)
+        for statistic, before in kept:  # a part of it is kept: what cancels is off by a rounding of that
+            statistic.add_(self.moved(before) - before)
         if name in EXTREMA:
             for o in pytree.tree_leaves(out):
                 if o.is_floating_point() and _distinct(o):

@@ -89,6 +89,16 @@ def test_noisy_batch_norms_keep_statistics():
     torch.testing.assert_close(variance, x.var(0))
 
 
+def test_running_statistics_are_off_by_a_rounding_of_what_was_there():
+    means = []
+    for seed in range(4):
+        means.append(torch.ones(64))
+        with Noise(seed):
+            F.batch_norm(torch.zeros(5, 64), means[-1], torch.ones(64), training=True, momentum=0.1)
+    assert any((m != means[0]).any() for m in means[1:])
+    assert all((m - 0.9).abs().max() < 1e-6 for m in means)
+
+
 def test_gradients_in_f64_are_those_of_the_same_inputs():
     """A view has none, nor has its copy in f64."""
     args = tensor((3,), torch.float32, 0), tensor((4, 3), torch.float32, 1)[1:], tensor((5,), torch.bfloat16, 2)
