@@ -155,16 +155,17 @@ def many(x, y):
     return z, z == 0
 
 
-@pytest.mark.parametrize("most", [0, 4], ids=["written to", "chosen"])
+STATIC = [(torch.float32, (6, 5), 4), (torch.bfloat16, (7, 33), 0), (torch.bool, (6, 18), 0)]
+DYNAMIC = [(torch.float32, (6, 5), 0), (torch.int64, (5, 17), 4)]
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("f", [columns, tail, steps, overlapping, empty, elements, many])
-def test_writes_to_parts(f, dynamic, most, monkeypatch):
-    monkeypatch.setattr(pass_, "MOST_CHOICES", most)
+def test_writes_to_parts(f, dynamic, monkeypatch):
+    """`most`: so many parts are a choice for each element, from more on they are written to a copy."""
     torch.manual_seed(0)
-    cases = [(torch.float32, (6, 5)), (torch.bfloat16, (7, 33))]
-    if most and not dynamic:
-        cases = [(torch.int64, (5, 17)), (torch.bool, (6, 18)), (torch.float32, (33, 5))]
-    for dtype, shape in cases:
+    for dtype, shape, most in DYNAMIC if dynamic else STATIC:
+        monkeypatch.setattr(pass_, "MOST_CHOICES", most)
         if dtype is torch.bool and f in (steps, columns):  # eager mode has no - for it
             continue
         torch._dynamo.reset()
