@@ -126,6 +126,27 @@ def transpose(source: ir.Value, permutation: Sequence[int], sizes: Sequence[Size
     return op.results[0] if hasattr(op, "results") else op
 
 
+def pad(source: ir.Value, low: Sequence[Size], high: Sequence[Size], sizes: Sequence[Size], value: float | int | bool = 0) -> ir.Value:
+    """`source` between `low` and `high` elements of `value`; `sizes` are those of the result."""
+    kind = element_type(source)
+    op = tensor.PadOp(tensor_type(sizes, kind), source, dynamic(low), dynamic(high), static(low), static(high))
+    block = op.regions[0].blocks.append(*[ir.IndexType.get()] * len(sizes))
+    with ir.InsertionPoint(block):
+        tensor.YieldOp(constant(kind, value))
+    return op.result
+
+
+MAX_CONCAT = 16
+"""Parts of a concatenation: its kernel has code of its own for each."""
+
+
+def concat(parts: Sequence[ir.Value], dim: int, kind: ir.Type, sizes: Sequence[object]) -> ir.Value:
+    """Side by side along `dim`, of type `kind`. The op has no operands for its `sizes`: they are said as text, numbers or formulas."""
+    op = tensor.ConcatOp(kind, dim, list(parts))
+    op.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get([ir.StringAttr.get(str(s)) for s in sizes])
+    return op.result
+
+
 def insert_slice(
     source: ir.Value, into: ir.Value, offsets: Sequence[Size], sizes: Sequence[Size], strides: Sequence[Size]
 ) -> ir.Value:

@@ -18,7 +18,6 @@ from .dtypes import cast, compute_dtype, is_unsigned, mlir_type, scalar
 from .extents import Extent, guards, normal, product, regroup, same
 from .registry import Unsupported
 
-MAX_CONCAT = 16
 """Inputs of one concatenation."""
 
 
@@ -367,33 +366,20 @@ class GraphBuilder:
         shape = tuple(normal(s + a + b) for s, a, b in zip(x.shape, low, high))
         if any(same(s, 0) for s in x.shape):
             return self.full(shape, x.dtype, value)
-        lows, highs = self.sizes(low), self.sizes(high)
-        op = tensor.PadOp(
-            builders.tensor_type(self.sizes(shape), mlir_type(x.dtype)),
-            x.value,
-            builders.dynamic(lows),
-            builders.dynamic(highs),
-            builders.static(lows),
-            builders.static(highs),
-        )
-        block = op.regions[0].blocks.append(*[ir.IndexType.get()] * x.rank)
-        with ir.InsertionPoint(block):
-            tensor.YieldOp(scalar(x.dtype, value))
-        return T(op.result, shape, x.dtype)
+        value = value != 0 if x.dtype == torch.bool else value
+        op = builders.pad(x.value, self.sizes(low), self.sizes(high), self.sizes(shape), value)
+        return T(op, shape, x.dtype)
 
     def concat(self, xs: Sequence[T], dim: int) -> T:
         xs = [x for x in xs if not same(x.shape[dim], 0)] or list(xs[:1])
         if len(xs) == 1:
             return xs[0]
-        if len(xs) > MAX_CONCAT:  # a kernel has code of its own for every input: many go in groups that share one
-            return self.concat([self.concat(xs[i : i + MAX_CONCAT], dim) for i in range(0, len(xs), MAX_CONCAT)], dim)
+        if len(xs) > (most := builders.MAX_CONCAT):  # in groups, which share a kernel
+            return self.concat([self.concat(xs[i : i + most], dim) for i in range(0, len(xs), most)], dim)
         shape = list(xs[0].shape)
         shape[dim] = normal(sum((x.shape[dim] for x in xs[1:]), xs[0].shape[dim]))
         kind = builders.tensor_type(self.sizes(shape), mlir_type(xs[0].dtype))
-        op = tensor.ConcatOp(kind, dim, [x.value for x in xs])
-        # The op has no operands for its sizes: say them, or a dynamic result would have none.
-        op.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get([ir.StringAttr.get(str(s)) for s in shape])
-        return T(op.result, tuple(shape), xs[0].dtype)
+        return T(builders.concat([x.value for x in xs], dim, kind, shape), tuple(shape), xs[0].dtype)
 
     # Contractions
 

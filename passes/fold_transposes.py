@@ -16,7 +16,7 @@ channels-last and its ops fuse; a concatenation that of its operands, if they ag
 from __future__ import annotations
 
 from ..dialects import builders
-from ..dialects.mlir import ir, tensor
+from ..dialects.mlir import ir
 from . import structure as st
 from .layouts import Layouts
 
@@ -116,11 +116,9 @@ def follow_operands(op: ir.Operation, function: ir.Operation) -> None:
         # Dim order[i] of the sources is dim i of what was concatenated.
         back = [order.index(d) for d in range(len(order))]
         flat = builders.tensor_type([kind.shape[i] for i in back], kind.element_type)
-        new = tensor.ConcatOp(flat, order[ir.IntegerAttr(op.attributes["dim"]).value], sources)
-        if "mlirc.sizes" in op.attributes:
-            texts = list(ir.ArrayAttr(op.attributes["mlirc.sizes"]))
-            new.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get([texts[i] for i in back])
-        result = builders.transpose(new.result, order, sizes)
+        names = layouts.shapes.of(op.results[0])
+        new = builders.concat(sources, order[ir.IntegerAttr(op.attributes["dim"]).value], flat, [names[i] for i in back])
+        result = builders.transpose(new, order, sizes)
     op.results[0].replace_all_uses_with(result)
     op.erase()
 

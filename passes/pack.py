@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..dialects import builders
-from ..dialects.mlir import arith, ir, tensor
+from ..dialects.mlir import arith, ir
 from . import structure as st
 from .layouts import Layouts
 
@@ -287,14 +287,7 @@ def _join(e: ir.AffineExpr, block: int, inner: int) -> ir.AffineExpr:
 
 def _pad(v: ir.Value, at: int, amount: int, sizes: list[builders.Size]) -> ir.Value:
     shape = [s + amount if d == at else s for d, s in enumerate(sizes)]  # type: ignore[operator]
-    zeros = [0] * len(sizes)
-    high = [amount if d == at else 0 for d in range(len(sizes))]
-    element = builders.element_type(v)
-    op = tensor.PadOp(builders.tensor_type(shape, element), v, [], [], zeros, high)
-    block = op.regions[0].blocks.append(*[ir.IndexType.get()] * len(sizes))
-    with ir.InsertionPoint(block):
-        tensor.YieldOp(builders.constant(element, 0))
-    return op.result
+    return builders.pad(v, [0] * len(sizes), [amount if d == at else 0 for d in range(len(sizes))], shape)
 
 
 def _reread(op: ir.Operation, side: int, value: ir.Value, exprs: list[ir.AffineExpr]) -> None:

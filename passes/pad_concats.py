@@ -9,7 +9,7 @@ For dims other than the concatenated one, where nothing else reads the concatena
 from __future__ import annotations
 
 from ..dialects import builders
-from ..dialects.mlir import ir, tensor
+from ..dialects.mlir import ir
 from . import structure as st
 from .layouts import Layouts
 
@@ -29,7 +29,6 @@ def pad_concats(function: ir.Operation) -> None:
 
 def _swap(pad: ir.Operation, concat: ir.Operation, dim: int, function: ir.Operation) -> None:
     layouts = Layouts(function)
-    sizes = layouts.shapes.of(pad.results[0])
     kind = pad.results[0].type
     parts = []
     with ir.InsertionPoint(pad), pad.location:
@@ -40,8 +39,7 @@ def _swap(pad: ir.Operation, concat: ir.Operation, dim: int, function: ir.Operat
                 builders.tensor_type([n if d == dim else m for d, (m, n) in enumerate(zip(kind.shape, v.type.shape))], kind.element_type)
             )
             parts.append(part.results[0])
-        new = tensor.ConcatOp(kind, dim, parts)
-        new.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get([ir.StringAttr.get(str(s)) for s in sizes])
-    pad.results[0].replace_all_uses_with(new.result)
+        new = builders.concat(parts, dim, kind, layouts.shapes.of(pad.results[0]))
+    pad.results[0].replace_all_uses_with(new)
     pad.erase()
     concat.erase()

@@ -12,7 +12,7 @@ not unrolled, each element would be looked for in both parts.
 from __future__ import annotations
 
 from ..dialects import builders
-from ..dialects.mlir import arith, ir, linalg, tensor
+from ..dialects.mlir import arith, ir, linalg
 from . import structure as st
 from .layouts import Layouts
 
@@ -54,8 +54,10 @@ def _select(op: ir.Operation, layouts: Layouts) -> None:
     dim = kind.rank - 1
     first = op.operands[0].type.shape[dim]
     with ir.InsertionPoint(op), op.location:
-        padded = [_padded(v, kind, low) for v, low in zip(op.operands, (0, first))]
-        init = builders.empty(layouts.values(op.results[0]), kind.element_type)
+        ahead, rest = [0] * dim, kind.shape[dim] - first
+        sizes = layouts.values(op.results[0])
+        padded = [builders.pad(v, [*ahead, low], [*ahead, high], sizes) for v, low, high in zip(op.operands, (0, first), (rest, 0))]
+        init = builders.empty(sizes, kind.element_type)
 
         def choose(x: ir.Value, y: ir.Value, _: ir.Value) -> list[ir.Value]:
             before = arith.cmpi(arith.CmpIPredicate.slt, linalg.IndexOp(dim).result, builders.index(first))
@@ -64,15 +66,3 @@ def _select(op: ir.Operation, layouts: Layouts) -> None:
         (new,) = builders.generic(padded, [init], [builders.identity(kind.rank)] * 3, "p" * kind.rank, choose)
     op.results[0].replace_all_uses_with(new)
     op.erase()
-
-
-def _padded(part: ir.Value, kind: ir.RankedTensorType, low: int) -> ir.Value:
-    """A part as large as the whole, `low` elements in front of it along the last dim."""
-    before = [0] * (kind.rank - 1) + [low]
-    after = [0] * (kind.rank - 1) + [kind.shape[-1] - low - part.type.shape[-1]]
-    wide = builders.tensor_type([*part.type.shape[:-1], kind.shape[-1]], kind.element_type)
-    op = tensor.PadOp(wide, part, [], [], before, after)
-    block = op.regions[0].blocks.append(*[ir.IndexType.get()] * kind.rank)
-    with ir.InsertionPoint(block):
-        tensor.YieldOp(builders.constant(kind.element_type, 0))
-    return op.result
