@@ -4,7 +4,8 @@
     y[n, h, w, o] = sum over kh, kw, c of x[n, h*s + kh*d, w*s + kw*d, c] * w[kh, kw, c, o]
 
 With G groups, C and O are split into (G, C/G) and (G, O/G); a depthwise convolution has no loop over c. Permutations are
-views, so a channels-last input is read as it lies in memory.
+views, so a channels-last input is read as it lies in memory. Few channels stay in planes [N, C, H, W] where that is how
+they come, or where few come out: then the vector lanes have neighbouring positions (`_narrow`).
 """
 
 from __future__ import annotations
@@ -38,44 +39,42 @@ def channels_first(b: GraphBuilder, x: T) -> T:
     return b.permute(x, [0, x.rank - 1, *range(1, x.rank - 1)])
 
 
-def pad_spatial(b: GraphBuilder, x: T, low: Sequence[Extent], high: Sequence[Extent], value: float = 0) -> T:
-    """Pad the spatial dims of a channels-last tensor."""
+def pad_spatial(
+    b: GraphBuilder, x: T, low: Sequence[Extent], high: Sequence[Extent], value: float = 0, planes: bool = False
+) -> T:
+    """Pad the spatial dims of a channels-last tensor; `planes`: its memory is [N, C, *spatial], as that of the result."""
+    if planes:
+        return channels_last(b, pad_or_crop(b, channels_first(b, x), [0, 0, *low], [0, 0, *high], value))
     return pad_or_crop(b, x, [0, *low, 0], [0, *high, 0], value)
 
 
 class _Loops:
-    """Loop numbers of a convolution: n, positions, group, output channel; then the kernel's, input channel."""
+    """The loops of a convolution, written as letters: n; p, positions, and k, kernel, for all spatial dims; g, group; c and o, channels.
 
-    def __init__(self, spatial: int, groups: Extent, inner: Extent, outer: Extent, reduced: str) -> None:
+    `order` has a bar before those that are summed: "npgo|kc".
+    """
+
+    def __init__(self, spatial: int, groups: Extent, inner: Extent, outer: Extent, order: str) -> None:
         # A channel dim of size one needs no loop when there are groups.
-        self.grouped = not same(groups, 1)
-        self.has_in = not (self.grouped and same(inner, 1))
-        self.has_out = not (self.grouped and same(outer, 1))
-        r = spatial
-        names = ["n", *(f"p{i}" for i in range(r)), *"g" * self.grouped, *"o" * self.has_out]
-        names += [*(f"k{i}" for i in range(r)), *"c" * self.has_in]
-        if reduced == "positions":  # the gradient of the weight: kernel, channels; then n, positions
-            names = [*(f"k{i}" for i in range(r)), *"g" * self.grouped, *"c" * self.has_in, *"o" * self.has_out]
-            names += ["n", *(f"p{i}" for i in range(r))]
-        summed = {"n", *(f"p{i}" for i in range(r))} if reduced == "positions" else {"c", *(f"k{i}" for i in range(r))}
-        self.names = names
-        self.iterators = "".join("r" if x in summed else "p" for x in names)
+        grouped = not same(groups, 1)
+        self.has = {"g": grouped, "c": not (grouped and same(inner, 1)), "o": not (grouped and same(outer, 1))}
+        self.spatial = spatial
+        parallel, summed = (self._names(letters) for letters in order.split("|"))
+        self.names = [*parallel, *summed]
+        self.iterators = "p" * len(parallel) + "r" * len(summed)
 
-    def channels_first(self, results: bool) -> None:
-        """The order of the loops over planes of channels, of the input and, if `results`, also of the output."""
-        kernels, places = ([n for n in self.names if n[0] == x] for x in "kp")
-        self.names = ["n", *"o" * results, *places, *"o" * (not results), "c", *kernels]
-
-    def map(self, dims: Sequence[str], spatial: dict[str, tuple[str, int, int]] | None = None) -> ir.AffineMap:
-        """The map to the named dims; `spatial` gives `position * stride + kernel * dilation` under a name."""
-        exprs = []
-        for d in dims:
-            if spatial and d in spatial:
-                k, stride, dilation = spatial[d]
-                exprs.append(self._dim(d) * stride + self._dim(k) * dilation)
-            elif d in self.names:
-                exprs.append(self._dim(d))
+    def map(self, letters: str, window: Sequence[tuple[int, int]] | None = None) -> ir.AffineMap:
+        """The map to these loops; with (stride, dilation) of each spatial dim, p stands for `p * stride + k * dilation`."""
+        exprs = [self._dim(name) for name in self._names(letters)]
+        if window is not None:
+            at = letters.index("p")
+            for i, (stride, dilation) in enumerate(window):
+                exprs[at + i] = exprs[at + i] * stride + self._dim(f"k{i}") * dilation
         return ir.AffineMap.get(len(self.names), 0, exprs)
+
+    def _names(self, letters: str) -> list[str]:
+        of = {x: [f"{x}{i}" for i in range(self.spatial)] for x in "kp"}
+        return [name for x in letters for name in of.get(x, [x] * self.has.get(x, True))]
 
     def _dim(self, name: str) -> ir.AffineExpr:
         return ir.AffineDimExpr.get(self.names.index(name))
@@ -115,30 +114,30 @@ def _correlate(
     """
     r = len(out)
     inner, outer = floordiv(x.shape[-1], groups), floordiv(channels, groups)
-    loops = _Loops(r, groups, inner, outer, "kernel")
-    kernels, places = [f"k{i}" for i in range(r)], [f"p{i}" for i in range(r)]
-    spatial = {p: (k, s, d) for p, k, s, d in zip(places, kernels, stride, dilation)}
     narrow = _narrow(w, stride, groups, channels, out)
-    if narrow or planes and same(groups, 1) and isinstance(inner, int) and inner <= NARROW:
-        loops.channels_first(narrow)
-        x = pad_or_crop(b, channels_first(b, x), [0, 0, *low], [0, 0, *high], 0)
-        to, shape = (["n", "o", *places], [channels, *out]) if narrow else (["n", *places, "o"], [*out, channels])
-        maps = [loops.map(["n", "c", *places], spatial), loops.map([*kernels, "c", "o"]), loops.map(to)]
-        y = b.multiply_reduce(x, w, maps, loops.iterators, [x.shape[0], *shape], compute_dtype(x.dtype), "convolution")
-        return channels_last(b, y) if narrow else y
-    x = pad_spatial(b, x, low, high)
-    maps = [
-        loops.map(["n", *places, "g", "c"], spatial),
-        loops.map([*kernels, "g", "c", "o"]),
-        loops.map(["n", *places, "g", "o"]),
-    ]
-    shape = [x.shape[0], *out, *([groups] if not same(groups, 1) else []), *([outer] if loops.has_out else [])]
-    y = b.multiply_reduce(_groups(b, x, r + 1, groups), w, maps, loops.iterators, shape, compute_dtype(x.dtype), "convolution")
-    return b.reshape(y, [x.shape[0], *out, channels])
+    planes = narrow or planes and same(groups, 1) and isinstance(inner, int) and inner <= FEW_INPUTS
+    x = pad_spatial(b, x, low, high, planes=planes)
+    order = "nop" if narrow else "npgo"
+    loops = _Loops(r, groups, inner, outer, f"{order}|ck" if planes else f"{order}|kc")
+    window = list(zip(stride, dilation))
+    if planes:
+        source, maps = channels_first(b, x), [loops.map("ncp", window)]
+    else:
+        source, maps = _groups(b, x, r + 1, groups), [loops.map("npgc", window)]
+    maps += [loops.map("kgco"), loops.map(order)]
+    sizes = {"n": [x.shape[0]], "p": out, "g": [groups], "o": [outer]}
+    shape = [n for x in order for n in sizes[x] if loops.has.get(x, True)]
+    y = b.multiply_reduce(source, w, maps, loops.iterators, shape, compute_dtype(x.dtype), "convolution")
+    return channels_last(b, y) if narrow else b.reshape(y, [x.shape[0], *out, channels])
 
 
-NARROW = 4
-"""Channels that are too few to have the vector lanes, or to be read side by side."""
+FEW_OUTPUTS = 4
+"""Output channels that are too few to have the vector lanes. 3x3 of 64 channels, [64, 32, 32] in AVX-512: 1 of them in 53 us along the
+positions and 231 along the channels, 4 in 74 and 223, 8 in 116 and 210; AVX2 likewise up to 4, beyond it loses on large images."""
+
+FEW_INPUTS = 6
+"""Input channels that stay in planes: 3x3 with stride 2 of [3, 224, 224]: 421 us instead of 767, 6 channels 663 instead of 1090, 8 the same
+time, 16 a third longer; AVX2 likewise."""
 
 LEAST_WIDTH = 16
 """Neighbouring positions that fill a vector."""
@@ -149,7 +148,7 @@ def _narrow(w: T, stride: Ints, groups: Extent, channels: Extent, out: Sequence[
     if not same(groups, 1) or not isinstance(channels, int) or all(same(k, 1) for k in w.shape[: len(out)]):
         return False
     wide = not isinstance(out[-1], int) or out[-1] >= LEAST_WIDTH
-    return channels <= NARROW and wide and stride[-1] == 1
+    return channels <= FEW_OUTPUTS and wide and stride[-1] == 1
 
 
 def _padded_correlate(
@@ -175,9 +174,14 @@ def _seeing(size: Extent, out: Extent, kernel: Extent, stride: int, dilation: in
 
     Of 3 taps over a single element, that is padded by one on both sides, it is the one in the middle.
     """
-    if not all(isinstance(n, int) for n in (size, out, kernel)):
+    if not (isinstance(size, int) and isinstance(out, int) and isinstance(kernel, int)):
         return 0, kernel
-    seeing = [k for k in range(kernel) if any(0 <= p * stride + k * dilation - low < size for p in range(out))]  # type: ignore[arg-type, operator]
+
+    def sees(k: int) -> bool:
+        p = max(0, -((k * dilation - low) // stride))  # the first position at which it is not in front of the elements
+        return p < out and p * stride + k * dilation - low < size
+
+    seeing = [k for k in range(kernel) if sees(k)]
     return (seeing[0], seeing[-1] - seeing[0] + 1) if seeing else (0, kernel)
 
 
@@ -188,15 +192,9 @@ def _weight_gradient(
     r = len(kernel)
     channels = grad.shape[-1]
     inner, outer = floordiv(x.shape[-1], groups), floordiv(channels, groups)
-    loops = _Loops(r, groups, inner, outer, "positions")
-    kernels, places = [f"k{i}" for i in range(r)], [f"p{i}" for i in range(r)]
-    spatial = {p: (k, s, d) for p, k, s, d in zip(places, kernels, stride, dilation)}
-    maps = [
-        loops.map(["n", *places, "g", "c"], spatial),
-        loops.map(["n", *places, "g", "o"]),
-        loops.map([*kernels, "g", "c", "o"]),
-    ]
-    split = ([groups] if not same(groups, 1) else []) + ([inner] if loops.has_in else []) + ([outer] if loops.has_out else [])
+    loops = _Loops(r, groups, inner, outer, "kgco|np")
+    maps = [loops.map("npgc", list(zip(stride, dilation))), loops.map("npgo"), loops.map("kgco")]
+    split = [n for letter, n in (("g", groups), ("c", inner), ("o", outer)) if loops.has[letter]]
     x, grad = _groups(b, x, r + 1, groups), _groups(b, grad, r + 1, groups)
     w = b.multiply_reduce(x, grad, maps, loops.iterators, [*kernel, *split], compute_dtype(x.dtype), "convolution")
     w = b.reshape(w, [*kernel, groups, inner, outer])
@@ -216,17 +214,10 @@ def _transposed(
     kernel = w.shape[2:]
     channels = normal(w.shape[1] * groups)
     if same(groups, 1) and list(stride) == list(kernel) and _exact(x, out, stride) and not any(padding):
-        # Kernels that do not overlap: every input element makes a block of outputs.
-        p, k = "hwd"[:r], "abc"[:r]
-        blocks = "".join(i + j for i, j in zip(p, k))
-        sizes = [s for pair in zip(x.shape[1:], kernel) for s in pair]
-        y = b.contract(x, w, (f"n{p}i", f"io{k}", f"n{blocks}o"), [x.shape[0], *sizes, channels])
-        return b.reshape(y, [x.shape[0], *out, channels])
+        return b.reshape(_blocks(b, x, w), [x.shape[0], *out, channels])
     single = all(same(n, 1) for n in x.shape[1:-1]) and all(isinstance(k, int) and k > p for k, p in zip(kernel, padding))
     if single and same(groups, 1) and list(dilation) == [1] * r:
-        # Of a single element, which makes one block of outputs.
-        k = "abc"[:r]
-        y = b.contract(b.reshape(x, [x.shape[0], x.shape[-1]]), w, ("ni", f"io{k}", f"n{k}o"), [x.shape[0], *kernel, channels])
+        y = _blocks(b, b.reshape(x, [x.shape[0], x.shape[-1]]), w)
         after = [normal(o - s + p) for o, s, p in zip(out, kernel, padding)]
         return pad_spatial(b, y, [-p for p in padding], after)
     if any(s > 1 and d > 1 for s, d in zip(stride, dilation)):
@@ -253,10 +244,8 @@ def _transposed(
     high = [[normal(p.need[d] - p.low[d] - x.shape[1 + d]) for p in reading] for d in range(r)]
     # Whether to pad or to crop may be known only at run time: pad by what is always enough.
     most = [max(h, default=0) if all(isinstance(n, int) for n in h) else k for h, k in zip(high, kernel)]  # type: ignore[type-var]
-    if any(_narrow(p.weight, [1] * r, groups, channels, counts) for p in reading):
-        padded = channels_last(b, pad_or_crop(b, channels_first(b, x), [0, 0, *low], [0, 0, *most], 0))
-    else:
-        padded = pad_spatial(b, x, low, most)
+    planes = any(_narrow(p.weight, [1] * r, groups, channels, counts) for p in reading)
+    padded = pad_spatial(b, x, low, most, planes=planes)
     parts = []
     for p in phases:
         if p is None:
@@ -274,6 +263,17 @@ class _Phase:
     low: list[int]
     need: list[Extent]
     weight: T
+
+
+def _blocks(b: GraphBuilder, x: T, w: T) -> T:
+    """What kernels that do not overlap make of each element, a block of outputs: [N, *S, C] -> [N, S0, K0, S1, K1, ..., O].
+
+    Of [N, C], [N, *K, O].
+    """
+    spatial, kernel = "hwd"[: x.rank - 2], "abc"[: w.rank - 2]
+    blocks = "".join(s + k for s, k in itertools.zip_longest(spatial, kernel, fillvalue=""))
+    sizes = [n for pair in itertools.zip_longest(x.shape[1:-1], w.shape[2:]) for n in pair if n is not None]
+    return b.contract(x, w, (f"n{spatial}i", f"io{kernel}", f"n{blocks}o"), [x.shape[0], *sizes, w.shape[1]])
 
 
 def _exact(x: T, out: Sequence[Extent], stride: Ints) -> bool:
@@ -352,7 +352,7 @@ def convolution(
     if transposed:
         y = _transposed(b, last, w, stride, padding, dilation, groups, spatial)
     else:
-        # bf16 is multiplied in pairs of channels where the CPU can.
+        # bf16 is multiplied in pairs of channels where the CPU can: 7x7 of 3 channels in 1.8 ms, in planes in 2.9.
         planes = node.args[0].meta["val"].is_contiguous() and x.dtype != torch.bfloat16
         y = _padded_correlate(b, last, _weight(b, w, groups), stride, padding, dilation, groups, channels, spatial, planes)
     if bias is not None:
