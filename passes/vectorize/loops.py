@@ -161,7 +161,9 @@ class Loops:
         buffers = {
             e.memory[a.value].buffer for a in self.k.accesses.items if transposes(a, self.s.lane, along, self.s.pairs)
         } - {e.memory[a.value].buffer for a in self.k.accesses.items if not a.store and not transposes(a, self.s.lane, along, self.s.pairs)}
-        low, high = margins(self.k, along) or (0, 0)
+        around = margins(self.k, along)
+        assert around is not None, "transposed where the padding is not known"
+        low, high = around
         whole = m.mul(m.floordiv(m.sub(self._size(e, along), low + high), e.lanes), e.lanes)
 
         def block(first: Number, _: Values) -> Values:

@@ -108,7 +108,7 @@ def test_padded_images(dtype, dynamic):
             assert torch.equal(got, padded(amounts)(x)), (shape, amounts)
 
 
-def image(width, around, body=""):
+def image(width, around):
     """[32][6][width], transposed to [6][width][32] and padded by `around` columns."""
     out = f"tensor<6x{width + 2 * around}x32xf32>"
     return kernel([("%x", f"tensor<32x6x{width}xf32>")], f"""
