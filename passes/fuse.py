@@ -18,11 +18,11 @@ from __future__ import annotations
 from ..dialects import own
 from ..dialects.mlir import ir
 from . import structure as st
-from .constants import find_constants, maker
+from .constants import find_constants, is_dear, maker
 from .domain import Invalid, analyse, operand_loops
 from .epilogues import taken_over
 from .pack import weights_of
-from .repetition import too_often
+from .repetition import mostly_padding, too_often
 
 PASS_NAME = "mlirc-fuse"
 MAX_OPS = 64
@@ -226,7 +226,7 @@ class _Fusion:
         return [op for op in self.groups[group] if st.kind(op) in ANCHORS]
 
     def _overlaps(self, consumer: ir.Operation, other: int) -> str | None:
-        """Producers are not recomputed for every position of a window, nor for every element of a broadcast row."""
+        """Producers are not recomputed for every position of a window, nor for every element of a broadcast row or, if dear, of padding."""
         for value, loops in operand_loops(consumer):
             if other not in self._producers(value):
                 continue
@@ -234,6 +234,8 @@ class _Fusion:
                 d for d, s in zip(loops, st.shape(value)) if s != 1
             ]:
                 return "windows overlap"
+            if st.kind(consumer) == "pad" and mostly_padding(consumer) and any(map(is_dear, self.groups[other])):
+                return "would be computed for padding"
         for value in st.captured(consumer):
             if st.is_tensor(value) and other in self._producers(value):
                 return "read by a gather"

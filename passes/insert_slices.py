@@ -9,14 +9,16 @@
 
     %s = insert_slice %y into %x[0, 3] ...                   otherwise
 
-        ->  %s = generic: 3 <= index(1) < 7 ? %y[index(0), index(1) - 3] : %x     an elementwise op, which fuses with others
+        ->  %p = pad %y low[0, 3] high[0, 93]                elementwise ops, which fuse with others
+            %s = generic: 3 <= index(1) < 7 ? %p : %x
 
 First, parts of parts become one (`x[2:5, 3:7] = y`), and what is read of the result, within the part or beside it, is read from %y or
-from %x: so fewer want the tensor that is written to.
+from %x: so fewer want the tensor that is written to. Which of these it is, `strategy.writes` says.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +27,7 @@ from ..dialects import builders, own
 from ..dialects.mlir import arith, ir, linalg, tensor
 from . import structure as st
 from .layouts import Layouts
+from .strategy import writes as strategy
 
 PASS_NAME = "mlirc-insert-slices"
 
@@ -44,7 +47,7 @@ def insert_slices(function: ir.Operation, writes: Sequence[int]) -> None:
     written = _written(function, writes)
     readers = _Readers(ops)
     for chain in _chains([op for op in ops if op.name == "tensor.insert_slice" and op.results[0] not in readers.dead], readers):
-        along = _partition(chain, layouts) if 1 < len(chain) <= MOST_PARTS else None
+        along = _partition(chain, layouts)
         if along is not None:
             chain[-1].results[0].replace_all_uses_with(_concat(chain, along, layouts))
             continue
@@ -52,21 +55,11 @@ def insert_slices(function: ir.Operation, writes: Sequence[int]) -> None:
         there = argument is not None and chain[0].operands[1] == argument and readers.count(argument) == 1
         for op in chain:
             slot = Slot.of(op, layouts)
-            new = _scatter(op, slot) if there or len(chain) > MOST_CHOICES else _choose(op, slot, layouts)
+            new = _scatter(op, slot) if there or not strategy.chosen(len(chain)) else _choose(op, slot, layouts)
             op.results[0].replace_all_uses_with(new)
     for op in reversed(ops):
         if (op.name == "tensor.insert_slice" or st.kind(op) == "view") and not any(True for _ in op.results[0].uses):
             op.erase()
-
-
-MOST_PARTS = 16
-"""Parts that are put side by side by one kernel, which has code of its own for each."""
-
-LEAST_LAST = 8
-"""Elements of the last dim below which parts are not put side by side: that goes part by part, in vectors of as many elements."""
-
-MOST_CHOICES = 4
-"""Parts of a tensor that is not written back which each element is asked about: of more, a copy is made that they are written to."""
 
 
 @dataclass
@@ -192,13 +185,14 @@ def _chains(ops: Sequence[ir.Operation], readers: _Readers) -> list[list[ir.Oper
 
 
 def _partition(chain: Sequence[ir.Operation], layouts: Layouts) -> int | None:
-    """The dim of which the slices of a chain are all, each element of it in one; None for slivers of the last one."""
+    """The dim of which the slices of a chain are all, each element of it in one, if they are to be side by side."""
     slots = [Slot.of(op, layouts) for op in chain]
     dims = {d for s in slots for d in s.dims}
     if len(dims) != 1 or not all(s.known for s in slots):
         return None
     (along,) = dims
-    if along == len(slots[0].size) - 1 and any(s.size[along] < LEAST_LAST for s in slots):
+    last = along == len(slots[0].size) - 1
+    if not strategy.side_by_side(len(chain), min(s.size[along] for s in slots) if last else None):
         return None
     end = 0
     for s in sorted(slots, key=lambda s: s.begin[along]):
@@ -212,10 +206,7 @@ def _concat(chain: Sequence[ir.Operation], along: int, layouts: Layouts) -> ir.V
     parts = sorted(chain, key=lambda op: st.integers(op.attributes["static_offsets"])[along])
     with ir.InsertionPoint(chain[-1]), chain[-1].location:
         whole = chain[0].operands[1]
-        op = tensor.ConcatOp(whole.type, along, [p.operands[0] for p in parts])
-        sizes = [ir.StringAttr.get(str(n)) for n in layouts.shapes.of(whole)]
-        op.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get(sizes)
-        return op.result
+        return builders.concat([p.operands[0] for p in parts], along, whole.type, layouts.shapes.of(whole))
 
 
 def _written(function: ir.Operation, writes: Sequence[int]) -> dict[ir.Value, ir.Value]:
@@ -248,33 +239,43 @@ def _scatter(op: ir.Operation, slot: Slot) -> ir.Value:
 
 
 def _choose(op: ir.Operation, slot: Slot, layouts: Layouts) -> ir.Value:
-    """Every element asks whether it is in the part."""
+    """Every element asks whether it is in the part. A part in one piece is padded to the size of the whole, so that it is read in vectors."""
     source, whole = op.operands[0], op.operands[1]
-    rank = len(st.shape(whole))
+    shape = st.shape(whole)
+    piece = slot.known and all(shape[d] >= 0 for d in slot.dims)
     with ir.InsertionPoint(op), op.location:
-        init = builders.empty(layouts.values(whole), builders.element_type(whole))
+        sizes = layouts.values(whole)
+        inputs = [whole]
+        if piece:
+            low = [slot.begin[d] if d in slot.dims else 0 for d in range(len(shape))]
+            high = [shape[d] - slot.end(d) if d in slot.dims else 0 for d in range(len(shape))]
+            inputs.append(builders.pad(source, low, high, sizes))
 
-        def body(x: ir.Value, _: ir.Value) -> list[ir.Value]:
-            zero = builders.index(0)
-            at = [linalg.IndexOp(d).result for d in range(rank)]
-            inside = []
-            for d in slot.dims:
-                i = arith.subi(at[d], _index(slot.begin[d]))
-                inside.append(arith.cmpi(INT.sge, i, zero))
-                if not isinstance(slot.step[d], int) or slot.step[d] != 1:
-                    inside.append(arith.cmpi(INT.eq, arith.remsi(i, _index(slot.step[d])), zero))
-                    i = arith.divsi(i, _index(slot.step[d]))
-                inside.append(arith.cmpi(INT.slt, i, _index(slot.size[d])))
-                at[d] = i
-            there = inside[0]
-            for condition in inside[1:]:
-                there = arith.andi(there, condition)
-            for d in slot.dims:
-                at[d] = arith.select(there, at[d], zero)
-            return [arith.select(there, tensor.extract(source, at), x)]
+        def body(x: ir.Value, *others: ir.Value) -> list[ir.Value]:
+            inside, at = _within(slot, len(shape))
+            if piece:
+                return [arith.select(inside, others[0], x)]
+            at = [arith.select(inside, i, builders.index(0)) if d in slot.dims else i for d, i in enumerate(at)]
+            return [arith.select(inside, tensor.extract(source, at), x)]
 
-        (out,) = builders.generic([whole], [init], [builders.identity(rank)] * 2, "p" * rank, body)
+        init = builders.empty(sizes, builders.element_type(whole))
+        maps = [builders.identity(len(shape))] * (len(inputs) + 1)
+        (out,) = builders.generic(inputs, [init], maps, "p" * len(shape), body)
         return out
+
+
+def _within(slot: Slot, rank: int) -> tuple[ir.Value, list[ir.Value]]:
+    """Whether the element that is computed is in the part, and where in it."""
+    at = [linalg.IndexOp(d).result for d in range(rank)]
+    conditions = []
+    for d in slot.dims:
+        at[d] = arith.subi(at[d], _index(slot.begin[d]))
+        conditions.append(arith.cmpi(INT.sge, at[d], builders.index(0)))
+        if not isinstance(slot.step[d], int) or slot.step[d] != 1:
+            conditions.append(arith.cmpi(INT.eq, arith.remsi(at[d], _index(slot.step[d])), builders.index(0)))
+            at[d] = arith.divsi(at[d], _index(slot.step[d]))
+        conditions.append(arith.cmpi(INT.slt, at[d], _index(slot.size[d])))
+    return functools.reduce(arith.andi, conditions), at
 
 
 def _index(n: int | ir.Value) -> ir.Value:

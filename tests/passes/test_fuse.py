@@ -130,6 +130,10 @@ def test_padding_and_concatenation_take_their_producers():
     body += f"%z = arith.constant 0.0 : f32\n%p = tensor.pad %a low[1, 0] high[1, 0] {{\n^bb0(%i: index, %j: index):\ntensor.yield %z : f32\n}} : {T} to {padded}\n"
     body += generic("%b", [("%p", padded)], padded, body="math.sin")
     assert together(function([("%x", T)], body, [("%b", padded)]))
+    wide = "tensor<40x8xf32>"
+    mostly = body.replace("high[1, 0]", "high[35, 0]").replace(padded, wide)
+    assert not together(function([("%x", T)], mostly, [("%b", wide)])), "exp of padding"
+    assert together(function([("%x", T)], mostly.replace("math.exp", "arith.negf"), [("%b", wide)]))
     body = generic("%a", [("%x", T)], T) + generic("%b", [("%x", T)], T, body="math.sin")
     body += f"%c = tensor.concat dim(0) %a, %b : ({T}, {T}) -> tensor<8x8xf32>\n"
     check(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlirc.passes import insert_slices as pass_
 from mlirc.passes.insert_slices import insert_slices
+from mlirc.passes.strategy import writes
 from mlirc.tests.frontend.compare import OPTIONS, replica
 from mlirc.tests.passes.graph_text import check, function
 
@@ -43,8 +43,13 @@ def test_a_part_is_a_choice_where_the_old_elements_are_wanted(reason):
     body, results = put("%s", "%y", PART, "%x", 3), [("%s", X)]
     if reason == "read by others":
         results = [("%x", X), ("%s", X)]
-    checks = "CHECK-NOT: scatter\nCHECK: linalg.generic {{.*}} ins(%arg0\nCHECK: tensor.extract %arg1\nCHECK: arith.select\nCHECK-NOT: insert_slice"
+    checks = "CHECK-NOT: scatter\nCHECK: %[[P:.*]] = tensor.pad %arg1 low[0, 3] high[0, 93]\nCHECK: linalg.generic {{.*}} ins(%arg0, %[[P]]\nCHECK: arith.select\nCHECK-NOT: insert_slice"
     rewritten(body, results, checks, writes=[0] if reason == "read by others" else [])
+
+
+def test_every_other_column_is_gathered():
+    body = f"%s = tensor.insert_slice %y into %x[0, 3] [8, 4] [1, 2] : {PART} into {X}\n"
+    rewritten(body, [("%s", X)], "CHECK-NOT: tensor.pad\nCHECK: linalg.generic {{.*}} ins(%arg0 :\nCHECK: tensor.extract %arg1\nCHECK: arith.select")
 
 
 def test_what_is_read_of_the_result_comes_from_where_it_was():
@@ -165,8 +170,8 @@ def test_writes_to_parts(f, dynamic, monkeypatch):
     """`most`: so many parts are a choice for each element, from more on they are written to a copy."""
     torch.manual_seed(0)
     for dtype, shape, most in DYNAMIC if dynamic else STATIC:
-        monkeypatch.setattr(pass_, "MOST_CHOICES", most)
-        if dtype is torch.bool and f in (steps, columns):  # eager mode has no - for it
+        monkeypatch.setattr(writes, "MOST_CHOICES", most)
+        if dtype is torch.bool and f is steps:  # eager mode has no - for it
             continue
         torch._dynamo.reset()
         compiled = torch.compile(f, backend="mlirc", dynamic=dynamic, options=OPTIONS)
