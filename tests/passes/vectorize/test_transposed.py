@@ -69,7 +69,8 @@ def joined_behind(x, token):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
 def test_concatenations_of_transposed_inputs(dtype, dynamic):
     torch.manual_seed(0)
-    for n, c, h, w in [(1, 96, 6, 8), (2, 33, 7, 7), (3, 17, 3, 11), (1, 3, 5, 5), (2, 16, 4, 1)]:
+    # Symbols take the same code through other sizes, and several times as long.
+    for n, c, h, w in [(2, 33, 7, 7), (1, 3, 5, 5), (1, 96, 6, 8), (3, 17, 3, 11), (2, 16, 4, 1)][: 2 if dynamic else None]:
         torch._dynamo.reset()
         x = (torch.randn(n, c, h, w) * 3).to(dtype)
         for f, token in ((joined, torch.randn(1, 1, c)), (joined_behind, torch.randn(1, 2, c)), (joined_behind, torch.randn(1, h * w, 5))):
@@ -100,7 +101,7 @@ def padded(amounts):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8], ids=str)
 def test_padded_images(dtype, dynamic):
     torch.manual_seed(0)
-    for shape in ((1, 64, 5, 33), (2, 17, 3, 16), (1, 16, 17, 1)):
+    for shape in ((2, 17, 3, 16), (1, 64, 5, 33), (1, 16, 17, 1))[: 1 if dynamic else None]:
         for amounts in ((0, 0, 1, 1, 1, 1), (0, 0, 2, 0, 0, 3), (0, 0, 5, 7), (1, 0, 1, 1), (0, 0, 1, 1, 2, 2, 0, 1)):
             torch._dynamo.reset()
             x = (torch.randn(shape) * 9).to(dtype)
