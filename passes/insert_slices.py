@@ -54,9 +54,7 @@ def insert_slices(function: ir.Operation, writes: Sequence[int]) -> None:
         argument = written.get(chain[-1].results[0])
         there = argument is not None and chain[0].operands[1] == argument and readers.count(argument) == 1
         for op in chain:
-            slot = Slot.of(op, layouts)
-            new = _scatter(op, slot) if there or not strategy.chosen(len(chain)) else _choose(op, slot, layouts)
-            op.results[0].replace_all_uses_with(new)
+            op.results[0].replace_all_uses_with(_put(op, layouts, alone=there or not strategy.chosen(len(chain))))
     for op in reversed(ops):
         if (op.name == "tensor.insert_slice" or st.kind(op) == "view") and not any(True for _ in op.results[0].uses):
             op.erase()
@@ -215,6 +213,16 @@ def _written(function: ir.Operation, writes: Sequence[int]) -> dict[ir.Value, ir
     tensors = [a for a in block.arguments if st.is_tensor(a)]
     returned = list(st.operation(block.operations[len(block.operations) - 1]).operands)
     return {returned[len(returned) - len(writes) + i]: tensors[a] for i, a in enumerate(writes)}
+
+
+def _put(op: ir.Operation, layouts: Layouts, alone: bool) -> ir.Value:
+    """The result of an insert_slice; `alone`: the part is written to the whole, which nobody else reads."""
+    slot = Slot.of(op, layouts)
+    if slot.dims:
+        return _scatter(op, slot) if alone else _choose(op, slot, layouts)
+    with ir.InsertionPoint(op), op.location:  # every second element of a dim of one
+        source, kind = op.operands[0], op.results[0].type
+        return source if source.type == kind else tensor.cast(kind, source)
 
 
 def _scatter(op: ir.Operation, slot: Slot) -> ir.Value:

@@ -88,7 +88,7 @@ def collect(
 def read_at(domain: Domain, strides: dict[ir.Value, Sequence[object]], value: ir.Value, classes: Sequence[int | None]) -> Accesses:
     """What it takes to read a value at the indices of these classes, one for each dim (None: a unit dim)."""
     walker = _Walker(domain, strides)
-    walker._value(value, [{} if c is None else {c: 1} for c in classes], next(iter(domain.loops)))
+    walker.value(value, [{} if c is None else {c: 1} for c in classes], next(iter(domain.loops)))
     return walker.accesses
 
 
@@ -153,12 +153,12 @@ class _Walker:
         """The accesses of one op whose loops move as said."""
         if op.name in ("tensor.concat", "mlirc.scan", "mlirc.bucket"):
             for v, _ in operand_loops(op):
-                self._value(v, list(loops), op)
+                self.value(v, list(loops), op)
             return
         if st.kind(op) == "scatter":
-            self._value(op.operands[1], list(loops), op)
+            self.value(op.operands[1], list(loops), op)
             for v in own.indices(op):
-                self._value(v, [affine_form(e, loops) for e in own.index_map(op).results], op)
+                self.value(v, [affine_form(e, loops) for e in own.index_map(op).results], op)
             return
         if st.kind(op) == "pad":
             self._pad(op, loops)
@@ -167,7 +167,7 @@ class _Walker:
             for form in loops:
                 self._fix(form)
             for v in st.inputs(op):
-                self._value(v, list(loops), op)
+                self.value(v, list(loops), op)
             return
         self._indices(op, loops)
         for v, m in zip(st.inputs(op), st.maps(op)):
@@ -176,7 +176,7 @@ class _Walker:
                 if f is None:
                     for form in loops:
                         self._fix(form)
-            self._value(v, forms, op)
+            self.value(v, forms, op)
 
     def _indices(self, op: ir.Operation, loops: Sequence[Form]) -> None:
         """Loops whose number the body sees cannot be merged; what it reads by computed indices is unknown."""
@@ -190,12 +190,12 @@ class _Walker:
                     p = st.owner(v)
                     is_index = p is not None and p.name == "linalg.index"
                     forms.append(loops[ir.IntegerAttr(p.attributes["dim"]).value] if is_index else {})  # type: ignore[union-attr]
-                self._value(o.operands[0], forms, op)
+                self.value(o.operands[0], forms, op)
 
     def _fix(self, form: Form) -> None:
         self.accesses.numbered.update(form or {})
 
-    def _value(self, v: ir.Value, dims: list[Form], reader: ir.Operation) -> None:
+    def value(self, v: ir.Value, dims: list[Form], reader: ir.Operation) -> None:
         key = (v, repr(dims))
         if key in self.seen:
             return
@@ -222,7 +222,7 @@ class _Walker:
         for form, *amounts in zip(dims, *st.pads(op)):
             if amounts != [0, 0]:
                 self.accesses.padded.update(form or {})
-        self._value(op.operands[0], list(dims), op)
+        self.value(op.operands[0], list(dims), op)
 
     def _view(self, op: ir.Operation, dims: list[Form], reader: ir.Operation) -> None:
         source = st.shape(op.operands[0])
@@ -252,4 +252,4 @@ class _Walker:
                     out[real[0]] = dims[n]
                 elif real:
                     out[n] = dims[real[0]]
-        self._value(op.operands[0], out, reader)
+        self.value(op.operands[0], out, reader)

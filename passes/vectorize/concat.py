@@ -7,6 +7,8 @@ An input that lies across memory is copied in blocks, which are transposed in re
 
 from __future__ import annotations
 
+import functools
+
 from ...dialects.mlir import ir
 from .. import structure as st
 from ..strategy import LoopStrategy
@@ -39,12 +41,8 @@ class _Concat:
         return [e.size(s) for s in self.k.shapes.of(self.inputs[0])[: self.dim]]
 
     def trip(self, slots: list[ir.Value]) -> Number:
-        e = Evaluator(self.s.lanes, slots[0] if slots else None, self.k.shapes)  # type: ignore[arg-type]
-        e.known_scalars = {v: x for v, x in zip(self.k.arguments, slots) if not st.is_tensor(v)}
-        n: Number = 1
-        for s in self._outer(e):
-            n = e.math.mul(n, s)
-        return n
+        e = self.k.sizes_evaluator(self.s.lanes, slots)
+        return functools.reduce(e.math.mul, self._outer(e), 1)
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)

@@ -14,6 +14,7 @@ another address for A (Georganas et al., "Anatomy of high-performance deep learn
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from ...dialects import builders
@@ -76,12 +77,8 @@ class Contraction:
         return self.width
 
     def trip(self, slots: list[ir.Value]) -> Number:
-        e = Evaluator(self.s.lanes, slots[0] if slots else None, self.k.shapes)  # type: ignore[arg-type]
-        e.known_scalars = {v: x for v, x in zip(self.k.arguments, slots) if not st.is_tensor(v)}
-        n: Number = 1
-        for c in self._counts(e):
-            n = e.math.mul(n, c)
-        return n
+        e = self.k.sizes_evaluator(self.s.lanes, slots)
+        return functools.reduce(e.math.mul, self._counts(e), 1)
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)

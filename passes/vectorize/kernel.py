@@ -56,12 +56,18 @@ class KernelFunction:
         """What the slots of the context hold: arguments, then results."""
         return [v.type for v in (*self.arguments, *self.results)]
 
+    def sizes_evaluator(self, lanes: int, slots: Sequence[ir.Value]) -> Evaluator:
+        """One that knows the arguments which are no tensors: enough for sizes."""
+        e = Evaluator(lanes, slots[0] if slots else None, self.shapes)  # type: ignore[arg-type]
+        e.known_scalars = self._scalars(slots)
+        return e
+
+    def _scalars(self, slots: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
+        return {v: slot for v, slot in zip(self.arguments, slots) if not st.is_tensor(v)}
+
     def bind(self, e: Evaluator, slots: Sequence[ir.Value]) -> list[Memory]:
         """Tell the evaluator where the arguments are; returns the memory of the results."""
-        e.known_scalars = {}
-        for v, slot in zip(self.arguments, slots):
-            if not st.is_tensor(v):
-                e.known_scalars[v] = slot
+        e.known_scalars = self._scalars(slots)
         for v, slot in zip(self.arguments, slots):
             if st.is_tensor(v):
                 e.memory[v] = Memory(slot, [e.number(s) for s in self.strides[v]], v.type.element_type)

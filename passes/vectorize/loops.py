@@ -61,8 +61,7 @@ class Loops:
         return not self.horizontal and not self.s.parallel and self.s.lane is not None
 
     def trip(self, slots: list[ir.Value]) -> Number:
-        e = Evaluator(self.s.lanes, slots[0] if slots else None, self.k.shapes)  # type: ignore[arg-type]
-        e.known_scalars = {v: x for v, x in zip(self.k.arguments, slots) if not st.is_tensor(v)}
+        e = self.k.sizes_evaluator(self.s.lanes, slots)
         if self._split_lanes():
             return e.math.ceildiv(self._size(e, self.s.lane), LANE_CHUNK)  # type: ignore[arg-type]
         return functools.reduce(e.math.mul, (self._trips(e, c) for c in self.s.parallel), 1)

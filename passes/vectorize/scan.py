@@ -7,9 +7,10 @@
 
 from __future__ import annotations
 
+import functools
+
 from ...dialects import builders, own
 from ...dialects.mlir import arith, ir
-from .. import structure as st
 from ..strategy import LoopStrategy
 from . import entry
 from .evaluate import Evaluator
@@ -37,12 +38,8 @@ class _Scan:
         return e.size(self.k.domain.sizes[c])
 
     def trip(self, slots: list[ir.Value]) -> Number:
-        e = Evaluator(self.s.lanes, slots[0] if slots else None, self.k.shapes)  # type: ignore[arg-type]
-        e.known_scalars = {v: x for v, x in zip(self.k.arguments, slots) if not st.is_tensor(v)}
-        n: Number = 1
-        for s in self._counts(e):
-            n = e.math.mul(n, s)
-        return n
+        e = self.k.sizes_evaluator(self.s.lanes, slots)
+        return functools.reduce(e.math.mul, self._counts(e), 1)
 
     def _counts(self, e: Evaluator) -> list[Number]:
         """The grid that the threads share: rows, and vectors of the lane class."""

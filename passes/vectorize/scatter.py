@@ -12,6 +12,8 @@ graph, all indices are checked before anything is written.
 
 from __future__ import annotations
 
+import functools
+
 from ...dialects import builders, own
 from ...dialects.mlir import arith, ir, scf
 from .. import structure as st
@@ -56,14 +58,10 @@ class _Scatter:
         return self.s.lanes * self.s.unroll
 
     def trip(self, slots: list[ir.Value]) -> Number:
-        e = Evaluator(self.s.lanes, slots[0] if slots else None, self.k.shapes)  # type: ignore[arg-type]
-        e.known_scalars = {v: x for v, x in zip(self.k.arguments, slots) if not st.is_tensor(v)}
+        e = self.k.sizes_evaluator(self.s.lanes, slots)
         if self._split_lanes:
             return e.math.ceildiv(self._size(e, self.s.lane), self._block)  # type: ignore[arg-type]
-        n: Number = 1
-        for c in self.s.parallel:
-            n = e.math.mul(n, self._size(e, c))
-        return n
+        return functools.reduce(e.math.mul, (self._size(e, c) for c in self.s.parallel), 1)
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 from ...dialects import builders, own
 from ...dialects.mlir import arith, ir, scf
-from .. import structure as st
 from ..strategy import LoopStrategy
 from . import entry
 from .evaluate import Evaluator
@@ -44,8 +43,7 @@ class _Segments:
         self.env: dict[int, Index] = {}
 
     def trip(self, slots: list[ir.Value]) -> Number:
-        e = Evaluator(self.s.lanes, slots[0] if slots else None, self.k.shapes)  # type: ignore[arg-type]
-        e.known_scalars = {v: x for v, x in zip(self.k.arguments, slots) if not st.is_tensor(v)}
+        e = self.k.sizes_evaluator(self.s.lanes, slots)
         return e.size(self.k.shapes.of(self.op.results[0])[self.target.index(-1)])
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 
 from ...dialects import builders
 from ...dialects.mlir import arith, ir
-from .. import structure as st
 from ..domain import result_loops
 from ..phases import Phase
 from ..strategy import LoopStrategy
@@ -95,8 +94,7 @@ class _Split(Loops):
         return m.maximum(m.mul(m.ceildiv(each, least), least), least)
 
     def trip(self, slots: list[ir.Value]) -> Number:
-        e = Evaluator(self.s.lanes, slots[0] if slots else None, self.k.shapes)  # type: ignore[arg-type]
-        e.known_scalars = {v: x for v, x in zip(self.k.arguments, slots) if not st.is_tensor(v)}
+        e = self.k.sizes_evaluator(self.s.lanes, slots)
         return self._count_chunks(e)
 
     def _count_chunks(self, e: Evaluator) -> Number:

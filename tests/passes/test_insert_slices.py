@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from mlirc.passes.insert_slices import insert_slices
 from mlirc.passes.strategy import writes
@@ -50,6 +51,12 @@ def test_a_part_is_a_choice_where_the_old_elements_are_wanted(reason):
 def test_every_other_column_is_gathered():
     body = f"%s = tensor.insert_slice %y into %x[0, 3] [8, 4] [1, 2] : {PART} into {X}\n"
     rewritten(body, [("%s", X)], "CHECK-NOT: tensor.pad\nCHECK: linalg.generic {{.*}} ins(%arg0 :\nCHECK: tensor.extract %arg1\nCHECK: arith.select")
+
+
+def test_steps_in_a_dim_of_one():
+    row = "tensor<1x100xf32>"
+    body = f"%s = tensor.insert_slice %y into %x[0, 0] [1, 100] [2, 1] : {row} into {row}\n"
+    rewritten(body, [("%s", row)], "CHECK: return %arg1", [("%x", row), ("%y", row)])
 
 
 def test_what_is_read_of_the_result_comes_from_where_it_was():
@@ -160,12 +167,18 @@ def many(x, y):
     return z, z == 0
 
 
+def alone(x, y):
+    z = (x[:1] * y[:1]).unsqueeze(0)
+    z[0:, ::2] = y[:1]
+    return F.pad(torch.stack([z, z + 1]), (9, 9, 5, 5)).exp()
+
+
 STATIC = [(torch.float32, (6, 5), 4), (torch.bfloat16, (7, 33), 0), (torch.bool, (6, 18), 0)]
 DYNAMIC = [(torch.float32, (6, 5), 0), (torch.int64, (5, 17), 4)]
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("f", [columns, tail, steps, overlapping, empty, elements, many])
+@pytest.mark.parametrize("f", [columns, tail, steps, overlapping, empty, elements, many, alone])
 def test_writes_to_parts(f, dynamic, monkeypatch):
     """`most`: so many parts are a choice for each element, from more on they are written to a copy."""
     torch.manual_seed(0)
