@@ -18,8 +18,6 @@ from .dtypes import cast, compute_dtype, is_unsigned, mlir_type, scalar
 from .extents import Extent, guards, normal, product, regroup, same
 from .registry import Unsupported
 
-"""Inputs of one concatenation."""
-
 
 @dataclass(frozen=True)
 class T:
