@@ -126,13 +126,13 @@ def transpose(source: ir.Value, permutation: Sequence[int], sizes: Sequence[Size
     return op.results[0] if hasattr(op, "results") else op
 
 
-def pad(source: ir.Value, low: Sequence[Size], high: Sequence[Size], sizes: Sequence[Size], value: float | int | bool = 0) -> ir.Value:
-    """`source` between `low` and `high` elements of `value`; `sizes` are those of the result."""
+def pad(source: ir.Value, low: Sequence[Size], high: Sequence[Size], sizes: Sequence[Size], value: float | int | bool | ir.Value = 0) -> ir.Value:
+    """`source` between `low` and `high` elements of `value`, a number or a scalar; `sizes` are those of the result."""
     kind = element_type(source)
     op = tensor.PadOp(tensor_type(sizes, kind), source, dynamic(low), dynamic(high), static(low), static(high))
     block = op.regions[0].blocks.append(*[ir.IndexType.get()] * len(sizes))
     with ir.InsertionPoint(block):
-        tensor.YieldOp(constant(kind, value))
+        tensor.YieldOp(value if isinstance(value, ir.Value) else constant(kind, value))
     return op.result
 
 

@@ -9,8 +9,12 @@
     %a, %b = transpose %x, transpose %y         %c' = concat(%x, %y)
     %c = concat(%a, %b)                   ->    %c = transpose %c'
 
+    %t = transpose %nhwc to nchw                %g' = generic %nhwc[n, i, j, c] over n, h, w, c
+    %g = generic %t[n, c, i, j]           ->    %g = transpose %g' to nchw
+
 An elementwise op takes the dim order of its largest operand, so that a chain of channels-last convolutions stays
-channels-last and its ops fuse; a concatenation that of its operands, if they agree.
+channels-last and its ops fuse; a gather one in which its innermost loop runs along memory; a concatenation that of its
+operands, if they agree, and a pad in front of such or of an elementwise op that of its operand.
 """
 
 from __future__ import annotations
@@ -30,9 +34,11 @@ def fold_transposes(function: ir.Operation) -> None:
             _compose(op)
         elif op.name == "tensor.concat":
             follow_operands(op, function)
+        elif op.name == "tensor.pad":
+            follow_padded(op, function)
         elif op.name == "linalg.generic":
             fold_operands(op)
-            if st.kind(op) == "elementwise" and not st.uses_index(op):
+            if st.kind(op) == "elementwise":
                 follow_operand(op)
 
 
@@ -64,20 +70,29 @@ def fold_operands(op: ir.Operation) -> None:
         op.operands[i] = producer.operands[0]
         maps[i] = ir.AffineMap.get(maps[i].n_dims, 0, results)
         changed = True
+    for gather in st.body_ops(op):
+        producer = st.owner(gather.operands[0]) if gather.name == "tensor.extract" else None
+        if producer is not None and producer.name == "linalg.transpose":
+            indices = list(gather.operands)[1:]
+            for index, d in zip(indices, st.integers(producer.attributes["permutation"])):
+                gather.operands[1 + d] = index
+            gather.operands[0] = producer.operands[0]
     if changed:
         op.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps])
 
 
 def follow_operand(op: ir.Operation) -> None:
-    """Give the result of an elementwise op the dim order of its first full operand."""
+    """Give the result of an elementwise op the dim order of its first full operand, or else of what it gathers."""
     maps = st.maps(op)
     rank = maps[-1].n_dims
     if rank < 2 or len(op.results) != 1 or st.map_dims(maps[-1]) != list(range(rank)):
         return
     full = [m for m in (st.map_dims(m) for m in maps[:-1]) if None not in m and sorted(m) == list(range(rank))]  # type: ignore[type-var]
-    if not full or any(m == list(range(rank)) for m in full):
+    if any(m == list(range(rank)) for m in full) or any(len(o.regions) for o in st.body_ops(op)):
         return
-    order = full[0]
+    order = full[0] if full else _gathered(op, rank)
+    if order == list(range(rank)):
+        return
     # Loop d of the old op is loop order.index(d) of the new one: the chosen operand is then walked in order.
     renamed = [ir.AffineDimExpr.get(order.index(d)) for d in range(rank)]
     rename = ir.AffineMap.get(rank, 0, renamed)
@@ -91,9 +106,46 @@ def follow_operand(op: ir.Operation) -> None:
         new.operands[len(new.operands) - 1] = new_init
         new.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in new_maps])
         new.results[0].set_type(new_init.type)
+        for o in st.body_ops(new):
+            if o.name == "linalg.index":
+                d = order.index(ir.IntegerAttr(o.attributes["dim"]).value)  # type: ignore[arg-type]
+                o.attributes["dim"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), d)
         back = builders.transpose(new.results[0], [order.index(d) for d in range(rank)], sizes)
     op.results[0].replace_all_uses_with(back)
     op.erase()
+
+
+def _gathered(op: ir.Operation, rank: int) -> list[int]:
+    """The loops with that one innermost which all gathers take for the last dim of what they read, as they are if there is none."""
+    last = [st.owner(o.operands[len(o.operands) - 1]) for o in st.body_ops(op) if o.name == "tensor.extract" and len(o.operands) > 1]
+    along = {ir.IntegerAttr(o.attributes["dim"]).value if o is not None and o.name == "linalg.index" else None for o in last}
+    loop = along.pop() if len(along) == 1 else None
+    return list(range(rank)) if loop is None else [*(d for d in range(rank) if d != loop), loop]
+
+
+def follow_padded(op: ir.Operation, function: ir.Operation) -> None:
+    """Pad the source of a transposed operand, and transpose the result. Convolutions choose themselves how their operands lie."""
+    below = st.owner(op.operands[0])
+    users = [st.operation(u.owner) for u in op.results[0].uses]
+    if below is None or below.name != "linalg.transpose" or not all(u.name == "tensor.concat" or st.kind(u) == "elementwise" for u in users):
+        return
+    value = st.operation(op.regions[0].blocks[0].operations[0])
+    if value.name != "tensor.yield":  # something that is computed
+        return
+    order = st.integers(below.attributes["permutation"])
+    back = [order.index(d) for d in range(len(order))]
+    low, high = ([side[i] for i in back] for side in st.pads(op))
+    with ir.InsertionPoint(op), op.location:
+        sizes = _known(op.results[0], Layouts(function))
+        shape = [op.results[0].type.shape[i] for i in back]
+        result = builders.transpose(builders.pad(below.operands[0], low, high, shape, value.operands[0]), order, sizes)
+    op.results[0].replace_all_uses_with(result)
+    op.erase()
+
+
+def _known(value: ir.Value, layouts: Layouts) -> list[builders.Size]:
+    """Sizes of a value, those that the type does not say as values, even if more is known about them: the type has to stay."""
+    return [builders.index(s) if isinstance(s, int) and n < 0 else s for s, n in zip(layouts.values(value), value.type.shape)]
 
 
 def follow_operands(op: ir.Operation, function: ir.Operation) -> None:
@@ -110,8 +162,7 @@ def follow_operands(op: ir.Operation, function: ir.Operation) -> None:
     layouts = Layouts(function)
     with ir.InsertionPoint(op), op.location:
         kind = op.results[0].type
-        # More may be known about a size than the type says, which has to stay.
-        sizes = [builders.index(s) if isinstance(s, int) and n < 0 else s for s, n in zip(layouts.values(op.results[0]), kind.shape)]
+        sizes = _known(op.results[0], layouts)
         sources = [st.owner(v).operands[0] for v in op.operands]  # type: ignore[union-attr]
         # Dim order[i] of the sources is dim i of what was concatenated.
         back = [order.index(d) for d in range(len(order))]

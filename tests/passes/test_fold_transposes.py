@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+import torch.nn.functional as F
+
 from mlirc.passes.fold_transposes import fold_transposes
+from mlirc.tests.frontend.compare import compare
 from mlirc.tests.passes.graph_text import check, function, generic, matmul
 
 T = "tensor<4x8xf32>"
@@ -69,13 +74,13 @@ def test_an_op_with_one_straight_operand_stays():
     check(function([("%x", T), ("%y", S)], body, [("%r", S)]), fold_transposes, "CHECK: outs({{.*}} : tensor<8x4xf32>)\nCHECK-NOT: linalg.transpose\nCHECK: return", clean=True)
 
 
-def test_bodies_that_see_their_place_keep_it():
+def test_bodies_that_see_their_place_see_the_new_one():
     index = "%d = linalg.index 0 : index\n%c = arith.index_cast %d : index to i32\n%f = arith.sitofp %c : i32 to f32\n%o = arith.addf %f, %a0 : f32"
     body = transpose("%t", "%x", T, S, [1, 0]) + generic("%r", [("%t", S)], S, body=index)
     check(
         function([("%x", T)], body, [("%r", S)]),
         fold_transposes,
-        "CHECK: linalg.generic\nCHECK-SAME: ins(%arg0 : tensor<4x8xf32>) outs({{.*}} : tensor<8x4xf32>)\nCHECK: linalg.index 0\nCHECK-NOT: linalg.transpose\nCHECK: return",
+        "CHECK: linalg.generic\nCHECK-SAME: ins(%arg0 : tensor<4x8xf32>) outs({{.*}} : tensor<4x8xf32>)\nCHECK: linalg.index 1\nCHECK: linalg.transpose",
         clean=True,
     )
 
@@ -123,3 +128,68 @@ def test_a_concatenation_of_different_layouts_stays():
         "CHECK: %[[A:.*]] = linalg.transpose\nCHECK: tensor.concat dim(1) %[[A]], %arg1\nCHECK-NOT: linalg.transpose\nCHECK: return",
         clean=True,
     )
+
+
+NHWC, NCHW = "tensor<1x5x7x3xf32>", "tensor<1x3x5x7xf32>"
+
+
+def test_gathers_run_along_memory():
+    """Rows and columns of a channels-last image are gathered with its channels side by side."""
+    rows, out = "tensor<9xi64>", "tensor<1x3x9x7xf32>"
+    body = transpose("%t", "%x", NHWC, NCHW, [0, 3, 1, 2])
+    gather = "%c0 = arith.constant 0 : index\n%c = linalg.index 1 : index\n%w = linalg.index 3 : index\n%h = arith.index_cast %a0 : i64 to index\n"
+    gather += f"%o = tensor.extract %t[%c0, %c, %h, %w] : {NCHW}"
+    body += generic("%g", [("%i", rows)], out, ["c", "a, b, c, d"], gather, loops="abcd") + generic("%r", [("%g", out)], out)
+    check(
+        function([("%x", NHWC), ("%i", rows)], body, [("%r", out)]),
+        fold_transposes,
+        """
+        CHECK: #[[ROWS:.*]] = affine_map<(d0, d1, d2, d3) -> (d1)>
+        CHECK: %[[G:.*]] = linalg.generic {indexing_maps = [#[[ROWS]], #
+        CHECK-SAME: outs(%{{.*}} : tensor<1x9x7x3xf32>)
+        CHECK-DAG: %[[C:.*]] = linalg.index 3
+        CHECK-DAG: %[[W:.*]] = linalg.index 2
+        CHECK: tensor.extract %arg0[%{{.*}}, %{{.*}}, %[[W]], %[[C]]] : tensor<1x5x7x3xf32>
+        CHECK: linalg.generic {{.*}} ins(%[[G]] :
+        CHECK: linalg.transpose {{.*}} permutation = [0, 3, 1, 2]
+        """,
+        clean=True,
+    )
+
+
+def test_pads_in_front_of_concatenations_keep_the_layout():
+    wide, both = "tensor<1x3x5x9xf32>", "tensor<1x6x5x9xf32>"
+    body = transpose("%t", "%x", NHWC, NCHW, [0, 3, 1, 2]) + "%z = arith.constant 2.0 : f32\n"
+    body += f"%p = tensor.pad %t low[0, 0, 0, 1] high[0, 0, 0, 1] {{\n^bb0(%i: index, %j: index, %k: index, %l: index):\ntensor.yield %z : f32\n}} : {NCHW} to {wide}\n"
+    body += transpose("%u", "%y", "tensor<1x5x9x3xf32>", wide, [0, 3, 1, 2])
+    body += f"%c = tensor.concat dim(1) %p, %u : ({wide}, {wide}) -> {both}\n"
+    check(
+        function([("%x", NHWC), ("%y", "tensor<1x5x9x3xf32>")], body, [("%c", both)]),
+        fold_transposes,
+        """
+        CHECK: %[[Z:.*]] = arith.constant 2.0
+        CHECK: %[[P:.*]] = tensor.pad %arg0 low[0, 0, 1, 0] high[0, 0, 1, 0]
+        CHECK: tensor.yield %[[Z]]
+        CHECK: tensor.concat dim(3) %[[P]], %arg1
+        CHECK: linalg.transpose {{.*}} permutation = [0, 3, 1, 2]
+        """,
+        clean=True,
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_resampled_beside_what_was_skipped(mode, dynamic):
+    """As a U-Net does: convolution, resampled, padded to the size of another, put beside it."""
+
+    def f(x, w, s):
+        u = F.interpolate(F.conv2d(x, w).relu(), scale_factor=2, mode=mode, align_corners=None if mode == "nearest" else True)
+        u = F.pad(u, (1, s.shape[3] - u.shape[3] - 1, 0, s.shape[2] - u.shape[2]), value=0.5)
+        masked = torch.where(torch.arange(u.shape[3]) % 2 == 0, u, u.tril())
+        return torch.cat([F.conv2d(s, w), u[..., 1:-1, 1:-1]], 1), masked.flip(3)
+
+    torch.manual_seed(0)
+    for n, c, h, w in ((2, 5, 6, 7), (1, 17, 3, 4)):
+        args = torch.randn(n, c, h, w), torch.randn(c, c, 3, 3), torch.randn(n, c, 2 * h - 3, 2 * w + 1)
+        args = (*args[:2], args[2][..., : 2 * (h - 2) + 1, :])
+        compare(f, *args, dynamic=dynamic, options={"strict": True})
