@@ -22,7 +22,7 @@ from .constants import find_constants, is_dear, maker
 from .domain import Invalid, analyse, operand_loops
 from .epilogues import taken_over
 from .pack import weights_of
-from .repetition import mostly_padding, too_often
+from .repetition import MOST_COPIES, copies, mostly_padding, too_often
 
 PASS_NAME = "mlirc-fuse"
 MAX_OPS = 64
@@ -236,10 +236,25 @@ class _Fusion:
                 return "windows overlap"
             if st.kind(consumer) == "pad" and mostly_padding(consumer) and any(map(is_dear, self.groups[other])):
                 return "would be computed for padding"
+            if copies(consumer, value) >= MOST_COPIES and self._is_padded(value, other):
+                return "padding would be looked for in every copy"
         for value in st.captured(consumer):
             if st.is_tensor(value) and other in self._producers(value):
                 return "read by a gather"
         return None
+
+    def _is_padded(self, value: ir.Value, group: int) -> bool:
+        """Whether each element that an elementwise chain of a group makes of padding is computed where it is read."""
+        left, seen = [value], set()
+        while left:
+            op = maker(left.pop())
+            if op is None or op in seen or self.group_of.get(op) != group:
+                continue
+            seen.add(op)
+            if st.kind(op) == "pad":
+                return True
+            left += self.reads[op] if st.kind(op) == "elementwise" else []
+        return False
 
     def _reaches(self, start: int, goal: int) -> bool:
         """Whether another group depends on `start` and `goal` depends on that one."""

@@ -134,6 +134,10 @@ def test_padding_and_concatenation_take_their_producers():
     mostly = body.replace("high[1, 0]", "high[35, 0]").replace(padded, wide)
     assert not together(function([("%x", T)], mostly, [("%b", wide)])), "exp of padding"
     assert together(function([("%x", T)], mostly.replace("math.exp", "arith.negf"), [("%b", wide)]))
+    repeated = body.replace("math.sin", "arith.negf") + generic("%c", [("%b", padded)], "tensor<6x8x5xf32>", ["a, b", "a, b, c"], "arith.negf", loops="abc")
+    assert not together(function([("%x", T)], repeated, [("%c", "tensor<6x8x5xf32>")])), "padding that is looked for in every copy"
+    sums = generic("%s", [("%b", padded)], "tensor<6xf32>", **SUM) + generic("%c", [("%b", padded), ("%s", "tensor<6xf32>")], padded, ["i, j", "i", "i, j"], "arith.divf")
+    assert together(function([("%x", T)], body + sums, [("%c", padded)])), "a sum is computed once for all that read it"
     body = generic("%a", [("%x", T)], T) + generic("%b", [("%x", T)], T, body="math.sin")
     body += f"%c = tensor.concat dim(0) %a, %b : ({T}, {T}) -> tensor<8x8xf32>\n"
     check(
