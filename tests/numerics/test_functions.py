@@ -52,6 +52,6 @@ def test_scalars_and_tails_see_the_same(form, group):
         return torch.compile(everything, backend="mlirc", dynamic=False, options=OPTIONS)(*inputs)
 
     long = results(tuple(t.repeat(8) for t in inputs))
-    for size in (1, 3, 17, 33):
+    for size in (1, 33) if form is F32 else (3, 17):
         for f, whole, part in zip(GROUPS[group], long, results(tuple(t[:size].clone() for t in inputs))):
             torch.testing.assert_close(part, whole[:size], rtol=0, atol=0, equal_nan=True, msg=lambda m, f=f: f"{f.name}: {m}")

@@ -189,7 +189,7 @@ def test_resampled_beside_what_was_skipped(mode, dynamic):
         return torch.cat([F.conv2d(s, w), u[..., 1:-1, 1:-1]], 1), masked.flip(3)
 
     torch.manual_seed(0)
-    for n, c, h, w in ((2, 5, 6, 7), (1, 17, 3, 4)):
+    for n, c, h, w in ((2, 5, 6, 7), (1, 17, 3, 4))[dynamic:]:
         args = torch.randn(n, c, h, w), torch.randn(c, c, 3, 3), torch.randn(n, c, 2 * h - 3, 2 * w + 1)
         args = (*args[:2], args[2][..., : 2 * (h - 2) + 1, :])
         compare(f, *args, dynamic=dynamic, options={"strict": True})

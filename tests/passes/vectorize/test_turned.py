@@ -217,10 +217,18 @@ def test_nothing_is_read_behind_operands() -> None:
         compare(lambda x, w, r: F.conv2d(x, w) + r, x, w, residual, options={"strict": True, "guard_pages": "both"})
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.sweep)], ids=["static", "dynamic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("target", TARGETS)
 def test_images(dtype: torch.dtype, dynamic: bool, target: str) -> None:
+    check_images(dtype, dynamic, target)
+
+
+def test_images_of_symbolic_sizes() -> None:
+    check_images(torch.bfloat16, True, TARGETS[0])
+
+
+def check_images(dtype: torch.dtype, dynamic: bool, target: str) -> None:
     torch.manual_seed(0)
     options = {"strict": True, "target": target}
 
