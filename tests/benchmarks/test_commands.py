@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -58,9 +60,19 @@ def test_suite_rows(tiny):
     json.dumps(rows)
 
 
+MEMORY_OF_TINY = """
+import json
+from mlirc.benchmarks import models, suite
+from mlirc.tests import models as small
+models.MODELS["tiny"] = small.mlp
+print(json.dumps(suite.memory_case("tiny", "f32", 1, "mlirc")))
+"""
+
+
 def test_suite_memory(tiny):
-    (row,) = suite.memory_case("tiny", "f32", torch.get_num_threads(), "mlirc")
-    assert row["peak_mb"] > 0 and row["model_mb"] > 0 and row["packed_mb"] > 0  # the kernel may take back pages in between
+    # A process of its own, as in the suite: in this one, what earlier tests left may be given back in between.
+    (row,) = json.loads(subprocess.run([sys.executable, "-c", MEMORY_OF_TINY], capture_output=True, text=True, check=True).stdout)
+    assert row["peak_mb"] >= row["model_mb"] > 0 and row["packed_mb"] > 0
     assert "MiB above" in suite._describe(row) and "packed weights" in suite._describe(row)
     (failed,) = suite.memory_case("tiny", "f32", torch.get_num_threads(), "mlirc_test_failing")
     assert "cannot do that" in failed["failure"]
@@ -98,11 +110,11 @@ def test_verdict_allows_what_fp64_excuses_and_no_more():
 
 def test_contractions(tmp_path):
     out = tmp_path / "rows.jsonl"
-    command = ["--shape", "33x17", "--rows", "3", "--dtypes", "f32,bf16", "--seconds", "0.001", "--out", str(out)]
+    command = ["--shape", "33x17", "--rows", "1,3", "--dtypes", "f32,bf16", "--seconds", "0.001", "--out", str(out)]
     result = CliRunner().invoke(contractions.main, command, catch_exceptions=False)
     assert result.exit_code == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [(r["dtype"], r["cold"], r["rows"]) for r in rows] == [(d, c, m) for d in ("f32", "bf16") for c in (False, True) for m in (3,)]
+    assert [(r["dtype"], r["cold"], r["rows"]) for r in rows] == [(d, c, m) for d in ("f32", "bf16") for c in (False, True) for m in (1, 3)]
     assert all(r["error"] < (1e-5 if r["dtype"] == "f32" else 0.05) and r["ratio"] > 0 and r["of limit"] > 0 for r in rows)
     assert result.output.count("geometric mean") == 4
 

@@ -177,12 +177,22 @@ STATIC = [(torch.float32, (6, 5), 4), (torch.bfloat16, (7, 33), 0), (torch.bool,
 DYNAMIC = [(torch.float32, (6, 5), 0), (torch.int64, (5, 17), 4)]
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+SWEPT = [(torch.float32, (6, 5), 0), (torch.bfloat16, (7, 33), 0), (torch.float32, (6, 5), 4), (torch.bfloat16, (7, 33), 4)]
+SWEPT_STATIC = [*SWEPT, (torch.int64, (5, 17), 4), (torch.bool, (6, 18), 4), (torch.float32, (33, 5), 4)]
+CASES = [
+    pytest.param(False, STATIC, id="static"),
+    pytest.param(True, DYNAMIC, id="dynamic"),
+    pytest.param(False, SWEPT_STATIC, id="static, others", marks=pytest.mark.sweep),
+    pytest.param(True, SWEPT, id="dynamic, others", marks=pytest.mark.sweep),
+]
+
+
+@pytest.mark.parametrize("dynamic,cases", CASES)
 @pytest.mark.parametrize("f", [columns, tail, steps, overlapping, empty, elements, many, alone])
-def test_writes_to_parts(f, dynamic, monkeypatch):
+def test_writes_to_parts(f, dynamic, cases, monkeypatch):
     """`most`: so many parts are a choice for each element, from more on they are written to a copy."""
     torch.manual_seed(0)
-    for dtype, shape, most in DYNAMIC if dynamic else STATIC:
+    for dtype, shape, most in cases:
         monkeypatch.setattr(writes, "MOST_CHOICES", most)
         if dtype is torch.bool and f is steps:  # eager mode has no - for it
             continue

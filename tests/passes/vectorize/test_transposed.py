@@ -65,12 +65,17 @@ def joined_behind(x, token):
     return torch.cat([x.flatten(2).transpose(1, 2), x.flatten(2).transpose(1, 2).exp(), token.expand(x.shape[0], -1, -1)], 2 if token.shape[2] != x.shape[1] else 1)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def sizes(sample, others):
+    """(dynamic, shapes): all are static by default, a sample of them symbolic, which takes several times as long; all in the sweep."""
+    all_symbolic = pytest.param(True, others, id="dynamic, others", marks=pytest.mark.sweep)
+    return pytest.mark.parametrize("dynamic,shapes", [pytest.param(False, sample + others, id="static"), pytest.param(True, sample, id="dynamic"), all_symbolic])
+
+
+@sizes([(2, 33, 7, 7), (1, 3, 5, 5)], [(1, 96, 6, 8), (3, 17, 3, 11), (2, 16, 4, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
-def test_concatenations_of_transposed_inputs(dtype, dynamic):
+def test_concatenations_of_transposed_inputs(dtype, dynamic, shapes):
     torch.manual_seed(0)
-    # Symbols take the same code through other sizes, and several times as long.
-    for n, c, h, w in [(2, 33, 7, 7), (1, 3, 5, 5), (1, 96, 6, 8), (3, 17, 3, 11), (2, 16, 4, 1)][: 2 if dynamic else None]:
+    for n, c, h, w in shapes:
         torch._dynamo.reset()
         x = (torch.randn(n, c, h, w) * 3).to(dtype)
         for f, token in ((joined, torch.randn(1, 1, c)), (joined_behind, torch.randn(1, 2, c)), (joined_behind, torch.randn(1, h * w, 5))):
@@ -97,11 +102,11 @@ def padded(amounts):
     return lambda x: torch.nn.functional.pad((x * 2 + 1).permute(0, 2, 3, 1), amounts)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@sizes([(2, 17, 3, 16)], [(1, 64, 5, 33), (1, 16, 17, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8], ids=str)
-def test_padded_images(dtype, dynamic):
+def test_padded_images(dtype, dynamic, shapes):
     torch.manual_seed(0)
-    for shape in ((2, 17, 3, 16), (1, 64, 5, 33), (1, 16, 17, 1))[: 1 if dynamic else None]:
+    for shape in shapes:
         for amounts in ((0, 0, 1, 1, 1, 1), (0, 0, 2, 0, 0, 3), (0, 0, 5, 7), (1, 0, 1, 1), (0, 0, 1, 1, 2, 2, 0, 1)):
             torch._dynamo.reset()
             x = (torch.randn(shape) * 9).to(dtype)

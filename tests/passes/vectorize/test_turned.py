@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,12 +72,16 @@ def test_nothing_is_scattered_or_gathered(residual_last: bool, target: str, lane
     assert "scatter" not in seen["asm"] and "gather" not in seen["asm"]
 
 
+def swept(*sizes: tuple[int, int]) -> list[Any]:
+    return [pytest.param(*size, marks=pytest.mark.sweep) for size in sizes]
+
+
 SAMPLE = [(1, 3), (3, 64), (7, 17), (16, 1), (16, 64), (17, 3), (33, 17)]
 OTHERS = [(w, c) for w in (1, 3, 7, 16, 17, 33) for c in (1, 3, 17, 64) if (w, c) not in SAMPLE]
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("width, channels", [*SAMPLE, *(pytest.param(*size, marks=pytest.mark.sweep) for size in OTHERS)])
+@pytest.mark.parametrize("width, channels", [*SAMPLE, *swept(*OTHERS)])
 def test_all_sizes(width: int, channels: int, target: str) -> None:
     x, w, b, r = operands(width, channels)
     want = first(np.maximum(expected(x, w, b, r), 0))
@@ -89,7 +94,7 @@ def test_all_sizes(width: int, channels: int, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("width, channels", [(7, 17), (16, 64)])
+@pytest.mark.parametrize("width, channels", [(7, 17), (16, 64), *swept((1, 3), (33, 9))])
 def test_f64(width: int, channels: int, target: str) -> None:
     x, w, b, r = operands(width, channels, np.float64)
     for residual_last in (False, True):
@@ -101,7 +106,7 @@ def test_f64(width: int, channels: int, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("width, channels", [(1, 3), (33, 9)])
+@pytest.mark.parametrize("width, channels", [(1, 3), (33, 9), *swept((7, 17), (16, 64))])
 def test_a_long_epilogue_is_a_loop_over_columns(width: int, channels: int, target: str) -> None:
     text = convolution(width, channels, end="%t = math.exp %a0 : f32\n%o = math.log1p %t : f32")
     assert width * channels < 64 or strategy(text, "x86-64-v4").looped_epilogue  # type: ignore[union-attr]
