@@ -16,6 +16,7 @@ import math
 from ..dialects.mlir import ir
 from . import structure as st
 from .copies import copy
+from .expand_math import EXPANSIONS
 from .layouts import Layouts
 from .pack import weights_of
 
@@ -67,7 +68,12 @@ def find_constants(ops: list[ir.Operation], weights: set[ir.Value]) -> tuple[set
 
 def is_dear(op: ir.Operation) -> bool:
     """Whether an element takes more than a few additions and multiplications."""
-    return any(o.name.startswith(("math.", "mlirc.")) or o.name in ("arith.divf", "tensor.extract") for o in st.body_ops(op))
+    return is_function(op) or any(o.name in ("arith.divf", "math.sqrt", "tensor.extract") for o in st.body_ops(op))
+
+
+def is_function(op: ir.Operation) -> bool:
+    """Whether an element takes tens of instructions, as those do that `expand_math` expands."""
+    return any(o.name in EXPANSIONS for o in st.body_ops(op))
 
 
 def _transposed(value: ir.Value) -> bool:

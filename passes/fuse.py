@@ -15,14 +15,16 @@ attribute `mlirc.group` on every op, which `outline` obeys, and a reason for eve
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..dialects import own
 from ..dialects.mlir import ir
 from . import structure as st
-from .constants import find_constants, is_dear, maker
+from .constants import find_constants, is_function, maker
 from .domain import Invalid, analyse, operand_loops
 from .epilogues import taken_over
 from .pack import weights_of
-from .repetition import MOST_COPIES, copies, mostly_padding, too_often
+from .repetition import much_padding, often_copied, too_often
 
 PASS_NAME = "mlirc-fuse"
 MAX_OPS = 64
@@ -226,7 +228,7 @@ class _Fusion:
         return [op for op in self.groups[group] if st.kind(op) in ANCHORS]
 
     def _overlaps(self, consumer: ir.Operation, other: int) -> str | None:
-        """Producers are not recomputed for every position of a window, nor for every element of a broadcast row or, if dear, of padding."""
+        """Producers are not recomputed for every position of a window, nor functions for much padding, nor is padding looked for in many copies."""
         for value, loops in operand_loops(consumer):
             if other not in self._producers(value):
                 continue
@@ -234,27 +236,24 @@ class _Fusion:
                 d for d, s in zip(loops, st.shape(value)) if s != 1
             ]:
                 return "windows overlap"
-            if st.kind(consumer) == "pad" and mostly_padding(consumer) and any(map(is_dear, self.groups[other])):
+            if st.kind(consumer) == "pad" and much_padding(consumer) and any(map(is_function, self._made_anew(value, other))):
                 return "would be computed for padding"
-            if copies(consumer, value) >= MOST_COPIES and self._is_padded(value, other):
+            if often_copied(consumer, value, loops) and any(st.kind(op) == "pad" for op in self._made_anew(value, other)):
                 return "padding would be looked for in every copy"
         for value in st.captured(consumer):
             if st.is_tensor(value) and other in self._producers(value):
                 return "read by a gather"
         return None
 
-    def _is_padded(self, value: ir.Value, group: int) -> bool:
-        """Whether each element that an elementwise chain of a group makes of padding is computed where it is read."""
+    def _made_anew(self, value: ir.Value, group: int) -> Iterator[ir.Operation]:
+        """The elementwise ops of a group that compute an element of a value wherever it is read, and where they find padding the pads."""
         left, seen = [value], set()
         while left:
             op = maker(left.pop())
-            if op is None or op in seen or self.group_of.get(op) != group:
-                continue
-            seen.add(op)
-            if st.kind(op) == "pad":
-                return True
-            left += self.reads[op] if st.kind(op) == "elementwise" else []
-        return False
+            if op is not None and op not in seen and self.group_of.get(op) == group and st.kind(op) in ("elementwise", "pad"):
+                seen.add(op)
+                yield op
+                left += self.reads[op]
 
     def _reaches(self, start: int, goal: int) -> bool:
         """Whether another group depends on `start` and `goal` depends on that one."""

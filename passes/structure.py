@@ -163,8 +163,8 @@ def siblings(ops: Sequence[ir.Operation]) -> bool:
 
 
 def body_ops(op: ir.Operation) -> list[ir.Operation]:
-    """The ops of a one-block region; none of an op without."""
-    return [operation(o) for o in op.regions[0].blocks[0].operations] if len(op.regions) else []
+    """The ops of a one-block region."""
+    return [operation(o) for o in op.regions[0].blocks[0].operations]
 
 
 def uses_index(op: ir.Operation) -> bool:

@@ -124,20 +124,18 @@ def test_constants_and_broadcasts_are_copied_to_each_user():
     assert len(re.findall(r"3\.0.*f32", text)) == 2
 
 
+def pad(result: str, value: str, before: str, after: str, low: int, high: int) -> str:
+    """Zeros around the first dim of two."""
+    zero = f"{result}_zero"
+    return f"{zero} = arith.constant 0.0 : f32\n{result} = tensor.pad {value} low[{low}, 0] high[{high}, 0] {{\n^bb0(%i: index, %j: index):\ntensor.yield {zero} : f32\n}} : {before} to {after}\n"
+
+
+PADDED = "tensor<6x8xf32>"
+
+
 def test_padding_and_concatenation_take_their_producers():
-    padded = "tensor<6x8xf32>"
-    body = generic("%a", [("%x", T)], T)
-    body += f"%z = arith.constant 0.0 : f32\n%p = tensor.pad %a low[1, 0] high[1, 0] {{\n^bb0(%i: index, %j: index):\ntensor.yield %z : f32\n}} : {T} to {padded}\n"
-    body += generic("%b", [("%p", padded)], padded, body="math.sin")
-    assert together(function([("%x", T)], body, [("%b", padded)]))
-    wide = "tensor<40x8xf32>"
-    mostly = body.replace("high[1, 0]", "high[35, 0]").replace(padded, wide)
-    assert not together(function([("%x", T)], mostly, [("%b", wide)])), "exp of padding"
-    assert together(function([("%x", T)], mostly.replace("math.exp", "arith.negf"), [("%b", wide)]))
-    repeated = body.replace("math.sin", "arith.negf") + generic("%c", [("%b", padded)], "tensor<6x8x5xf32>", ["a, b", "a, b, c"], "arith.negf", loops="abc")
-    assert not together(function([("%x", T)], repeated, [("%c", "tensor<6x8x5xf32>")])), "padding that is looked for in every copy"
-    sums = generic("%s", [("%b", padded)], "tensor<6xf32>", **SUM) + generic("%c", [("%b", padded), ("%s", "tensor<6xf32>")], padded, ["i, j", "i", "i, j"], "arith.divf")
-    assert together(function([("%x", T)], body + sums, [("%c", padded)])), "a sum is computed once for all that read it"
+    body = generic("%a", [("%x", T)], T) + pad("%p", "%a", T, PADDED, 1, 1) + generic("%b", [("%p", PADDED)], PADDED, body="math.sin")
+    assert together(function([("%x", T)], body, [("%b", PADDED)]))
     body = generic("%a", [("%x", T)], T) + generic("%b", [("%x", T)], T, body="math.sin")
     body += f"%c = tensor.concat dim(0) %a, %b : ({T}, {T}) -> tensor<8x8xf32>\n"
     check(
@@ -145,6 +143,34 @@ def test_padding_and_concatenation_take_their_producers():
         run,
         "CHECK: mlirc.group = [[G:.*]] : i32\nCHECK: math.exp\nCHECK: mlirc.group = [[G]] : i32\nCHECK: math.sin\nCHECK: tensor.concat {{.*}} {mlirc.group = [[G]] : i32}",
     )
+
+
+@pytest.mark.parametrize(
+    "first,second,one",
+    [("arith.negf", "math.sqrt", True), ("arith.negf", "math.exp", False), ("math.exp", "arith.negf", False)],
+)
+@pytest.mark.parametrize("high", [1, 35])
+def test_no_function_is_computed_for_much_padding(first, second, one, high):
+    """Ten times as many elements, with padding: what they are made of is computed for each, through all elementwise ops."""
+    padded = f"tensor<{5 + high}x8xf32>"
+    body = generic("%a", [("%x", T)], T, body=first) + generic("%b", [("%a", T)], T, body=second) + pad("%p", "%b", T, padded, 1, high)
+    text = function([("%x", T)], body + generic("%c", [("%p", padded)], padded, body="math.absf"), [("%c", padded)])
+    assert together(text) == (one or high == 1)
+
+
+@pytest.mark.parametrize("copies,place,one", [(5, "middle", False), (3, "middle", True), (5, "innermost", True)])
+def test_padding_is_not_looked_for_in_every_copy(copies, place, one):
+    copied, read = (f"tensor<6x{copies}x8xf32>", "a, c") if place == "middle" else (f"tensor<6x8x{copies}xf32>", "a, b")
+    body = pad("%p", "%x", T, PADDED, 1, 1) + generic("%a", [("%p", PADDED)], PADDED, body="math.absf")
+    body += generic("%b", [("%a", PADDED)], copied, [read, "a, b, c"], "arith.negf", loops="abc")
+    assert together(function([("%x", T)], body, [("%b", copied)])) == one
+
+
+def test_a_sum_of_what_is_padded_is_computed_once_for_all_that_read_it():
+    body = pad("%p", "%x", T, PADDED, 1, 1) + generic("%a", [("%p", PADDED)], PADDED, body="math.absf")
+    body += generic("%s", [("%a", PADDED)], "tensor<6xf32>", **SUM)
+    body += generic("%b", [("%a", PADDED), ("%s", "tensor<6xf32>")], PADDED, ["i, j", "i", "i, j"], "arith.divf")
+    assert together(function([("%x", T)], body, [("%b", PADDED)]))
 
 
 NORM = generic("%s", [("%v", COLUMN)], COLUMN, body="math.rsqrt") + generic("%f", [("%s", COLUMN), ("%v", COLUMN)], COLUMN, body="arith.mulf")
