@@ -12,6 +12,9 @@
     %t = transpose %nhwc to nchw                %g' = generic %nhwc[n, i, j, c] over n, h, w, c
     %g = generic %t[n, c, i, j]           ->    %g = transpose %g' to nchw
 
+    %t = transpose %nhwc to nchw                %p' = pad %nhwc
+    %p = pad %t, read by a concat         ->    %p = transpose %p' to nchw
+
 An elementwise op takes the dim order of its largest operand, so that a chain of channels-last convolutions stays
 channels-last and its ops fuse; a gather one in which its innermost loop runs along memory; a concatenation that of its
 operands, if they agree, and a pad in front of such or of an elementwise op that of its operand.
@@ -56,7 +59,7 @@ def _compose(op: ir.Operation) -> None:
 
 
 def fold_operands(op: ir.Operation) -> None:
-    """Read the transposes' sources, through permuted maps."""
+    """Read the transposes' sources: operands through permuted maps, what is gathered by permuted indices."""
     maps = st.maps(op)
     changed = False
     for i, v in enumerate(st.inputs(op)):
