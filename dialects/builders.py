@@ -136,8 +136,9 @@ def pad(source: ir.Value, low: Sequence[Size], high: Sequence[Size], sizes: Sequ
     return op.result
 
 
-MAX_CONCAT = 16
-"""Parts of a concatenation: its kernel has code of its own for each."""
+MAX_CONCAT = 32
+"""Parts of a concatenation: its kernel has code of its own for each. 32 parts of 64 x 33, exp of each: compiled in 0.5 s, run in 37 us, in
+groups of 16 0.4 s and 65 us; 64 parts 1.0 s and 70 us, in groups of 32 0.7 s and 77 us."""
 
 
 def concat(parts: Sequence[ir.Value], dim: int, kind: ir.Type, sizes: Sequence[object]) -> ir.Value:

@@ -46,6 +46,7 @@ torch.cat([x, x.double()], 0)
 torch.cat([torch.empty(0), x])
 torch.cat([x[:, :3], x[:, 5:]], 1)
 torch.cat([-x[..., 3:], x[..., :3]], -1)
+torch.stack([x[:, i % 18] * (i + 1) for i in range(70)], 1)
 torch.stack([x, x + 1, x], -1)
 x.unflatten(1, (3, 6)).permute(0, 2, 1, 3).reshape(4, 6, -1) + 1
 x.movedim(0, 2) * 3
