@@ -7,12 +7,19 @@ import sys
 
 import pytest
 
+from mlirc.tests import overhead
+
 pytest.register_assert_rewrite("mlirc.tests.models")
+
+
+def pytest_collection_finish():
+    overhead.without_modules()
 
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo():
     """Forget Dynamo's compilations after a test that used torch; tests of the torch-free parts stay torch-free."""
+    overhead.without_profiles()
     yield
     if "torch" in sys.modules and "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()

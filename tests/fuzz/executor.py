@@ -7,7 +7,6 @@ it, and writes a line with `kind` (`ok`, or that of a Difference) and `message`.
 from __future__ import annotations
 
 import faulthandler
-import gc
 import json
 import linecache
 import logging
@@ -20,6 +19,7 @@ import tempfile
 import time
 import warnings
 
+from mlirc.tests.overhead import without_modules, without_profiles
 from mlirc.worker import die_with
 
 PROGRAMS_PER_PROCESS = 1000
@@ -128,14 +128,6 @@ def execute(source: str, name: str) -> tuple[str, str]:
     return "ok", ""
 
 
-def _without_profiles() -> None:
-    """Dynamo times the guards of each new compilation after it has flushed the caches, which is a tenth of our time."""
-    import torch._dynamo.guards as guards
-
-    if hasattr(guards, "profile_guard_manager"):
-        guards.profile_guard_manager = lambda *args: 0.0
-
-
 def main() -> None:
     die_with(int(sys.argv[1]))
     # What is printed on the way must not get between the answers.
@@ -144,16 +136,15 @@ def main() -> None:
     faulthandler.enable()
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.CRITICAL)
-    _without_profiles()
+    import torch._dynamo.guards  # noqa: F401  what is to be left out is there before the first program
+
+    without_profiles()
     for n, line in enumerate(sys.stdin):
         kind, message = execute(json.loads(line)["source"], f"<program {n}>")
         answers.write(json.dumps({"kind": kind, "message": message}) + "\n")
         answers.flush()
         if not n:
-            # A tenth of the time goes into looking through what torch's modules have made.
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(20000, 20, 50)
+            without_modules()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import resource
 from multiprocessing.connection import Connection
 from typing import Any
 
+from mlirc.tests import overhead
+
 MEMORY_BYTES = 8 << 30
 
 
@@ -19,12 +21,15 @@ def serve(connection: Connection) -> None:
     import faulthandler
 
     import torch
+    import torch._dynamo.guards  # noqa: F401
 
     torch.set_num_threads(1)
     faulthandler.enable()
     from .cases import Pair
     from .check import check, quiet
 
+    overhead.without_profiles()
+    overhead.without_modules()
     connection.send("ready")
     while True:
         try:
