@@ -246,7 +246,7 @@ def compare(eager: Run, got: Run, where: str, again: Callable[[Any], Run], only:
     def noisy(seed: int) -> list[torch.Tensor]:
         try:
             return rerun(Noise(seed))
-        except RuntimeError:  # a probability just above one
+        except RuntimeError:  # noise has moved an operand out of the range that an op accepts
             return [torch.empty(0) for _ in names]
 
     try:

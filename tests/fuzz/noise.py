@@ -47,6 +47,8 @@ ROUGH = {"polygamma": 1e-10}
 # Of a query or a key that is not finite it makes zeros here and there, where the three parts make NaN.
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 RUNNING = ("running_mean", "running_var")
+# They raise where noise moves a probability out of its range.
+DRAWING = frozenset(("bernoulli", "bernoulli_", "binomial"))
 # Which of the two zeros they return depends on the order; divided by it, on the sign of an infinity.
 EXTREMA = frozenset("maximum minimum amax amin max min fmax fmin aminmax relu relu_ clamp clamp_ clamp_min clamp_max".split())
 
@@ -84,6 +86,8 @@ class Noise(TorchDispatchMode):
             written = [p.name in RUNNING or p.alias_info is not None and p.alias_info.is_write for p in schema.arguments]
             kind = _finest(args)
             args = tuple(a if w else pytree.tree_map(lambda x: self.moved(x, kind), a) for a, w in zip(args, written))
+        if name in DRAWING:
+            args = (*args[:-1], args[-1].clamp(0, 1)) if isinstance(args[-1], torch.Tensor) else args
         kept = [(a, a.clone()) for a, p in zip(args, schema.arguments) if p.name in RUNNING and isinstance(a, torch.Tensor)]
         out = func(*args, **kwargs)
         for statistic, before in kept:  # a part of it is kept: what cancels is off by a rounding of that

@@ -72,13 +72,15 @@ def test_what_cancels_does_so_exactly_in_every_other_run(seed, least, most):
     assert least <= (difference == 0).float().mean() <= most
 
 
-def test_noise_that_raises():
-    """One, and a bit: no probability."""
-    f = lambda x: (torch.bernoulli((x * 0 + 1)[0] * torch.ones(7)), x.sum())  # noqa: E731
-    far = lambda x: (f(x)[0], x.sum() + (3 if compiling() else 0))  # noqa: E731
-    args = lambda: (tensor((64,), torch.float32, 1),)  # noqa: E731
-    with pytest.raises(Difference, match="output 1"):
-        check(far, args)
+def test_noise_leaves_probabilities_in_their_range():
+    """So that there are noisy runs of what is made from the numbers that are drawn."""
+    for draw in (torch.bernoulli, lambda p: torch.empty(7).bernoulli_(p), lambda p: torch.binomial(torch.ones(7), p)):
+        with Noise(0):
+            drawn = draw(torch.ones(7) * 1)
+        torch.testing.assert_close(drawn, torch.ones(7))
+    far = lambda x: torch.bernoulli((x * 0 + 1)[0] * torch.ones(7)) * x.sum() + (3 if compiling() else 0)  # noqa: E731
+    with pytest.raises(Difference, match="output 0"):
+        check(far, lambda: (tensor((64,), torch.float32, 1),))
 
 
 def test_noisy_batch_norms_keep_statistics():
