@@ -120,6 +120,14 @@ def _place(b: GraphBuilder, at: Sequence[ir.Value], strides: Sequence[Extent], s
     return place
 
 
+def _differ(x: ir.Value, y: ir.Value) -> ir.Value:
+    """Whether two elements are not the same bits."""
+    if not isinstance(x.type, ir.IntegerType):
+        bits = ir.IntegerType.get_signless(x.type.width)  # type: ignore[attr-defined]
+        x, y = arith.bitcast(bits, x), arith.bitcast(bits, y)
+    return arith.cmpi(arith.CmpIPredicate.ne, x, y)
+
+
 @lowers(aten.as_strided.default, aten.as_strided_copy.default)
 def as_strided(b: GraphBuilder, node: Any, x: T, size: Any, stride: Any, offset: Any = None) -> T:
     sizes, strides, start = [extent(s) for s in size], [extent(s) for s in stride], _offset(offset, node)
@@ -140,7 +148,11 @@ def as_strided(b: GraphBuilder, node: Any, x: T, size: Any, stride: Any, offset:
 def as_strided_scatter(
     b: GraphBuilder, node: Any, x: T, source: T, size: Any, stride: Any, offset: Any = None
 ) -> T:
-    """Elementwise into consecutive elements of a contiguous tensor, otherwise one after the other."""
+    """Elementwise into consecutive elements of a contiguous tensor, otherwise one after the other.
+
+    Where the view shows an element several times, it is what a write to a part of such a view has been traced as: what it writes is what
+    differs. (ATen refuses to write to all of it.)
+    """
     _check_inside(node)
     meta = node.args[0].meta["val"]
     sizes, strides, start = [extent(s) for s in size], [extent(s) for s in stride], _offset(offset, node)
@@ -150,9 +162,19 @@ def as_strided_scatter(
     flat = b.reshape(b.convert(source, x.dtype), [count])
     if not _row_major(sizes, strides):
         i64 = ir.IntegerType.get_signless(64)
-        places = b.from_indices(sizes, [], torch.int64, lambda at: arith.index_cast(i64, _place(b, at, strides, start)))
         whole = b.reshape(x, [total])
-        return b.reshape(write_at(b, whole, flat, [b.reshape(places, [count])], [0], [-1], own.SET), x.shape)
+        repeats = any(same(st, 0) and not same(n, 1) for n, st in zip(sizes, strides))
+
+        def place(at: list[ir.Value], u: ir.Value) -> ir.Value:
+            found = _place(b, at, strides, start)
+            if repeats:  # nobody reads what is written behind the others
+                found = arith.select(_differ(tensor.extract(whole.value, [found]), u), found, b.index(total))
+            return arith.index_cast(i64, found)
+
+        places = b.from_indices(sizes, [b.reshape(flat, sizes)], torch.int64, place)
+        filled = b.pad(whole, [0], [1], 0) if repeats else whole
+        written = write_at(b, filled, flat, [b.reshape(places, [count])], [0], [-1], own.SET)
+        return b.reshape(b.slice(written, [0], [total], [1]) if repeats else written, x.shape)
     if same(total, count):
         return b.reshape(flat, x.shape)
 

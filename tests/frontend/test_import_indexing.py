@@ -101,3 +101,20 @@ def test_scatter_of_one_element_a_line():
         return x.scatter(1, i, 1.0), x.scatter(1, i, x), x.scatter_add(1, i, x)
 
     matches(f, torch.randn(4, 6), torch.randint(0, 6, (4, 1)))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_writes_to_parts_of_what_is_repeated(dtype, dynamic):
+    """The trace writes all of the repetitions, of which most have the value from before."""
+
+    def f(x):
+        y = x.clone()
+        shown = y.as_strided((2, 3, 2), (0, 2, 1), 1)
+        before = shown.logical_not()
+        shown[0] = shown[1].logical_not()
+        shown[1, :2, 1] = shown[0, 1:, 0]
+        x.as_strided((2, 1), (0, 0))[1] = x[1, 1]
+        return before, y, shown + 1, x + 1
+
+    matches(f, (torch.randn(4, 5) * 2).to(dtype), dynamic=dynamic)
