@@ -22,7 +22,7 @@ from ...dialects.mlir import arith, ir, math, memref, scf, vector, x86
 from ...errors import CompileError
 from .. import structure as st
 from ..strategy import ContractionStrategy
-from . import entry
+from . import entry, long_sums
 from .evaluate import Evaluator, Lookup
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
@@ -282,7 +282,7 @@ class Contraction:
             m = self.e.math
             begin, size = self._range(classes[0])
             if classes[0] != self.s.pairs:
-                return loop(self.e, begin, size, 1, acc, step)
+                return self._in_blocks(classes, acc, step)
             acc = loop(self.e, m.floordiv(begin, 2), m.floordiv(size, 2), 1, acc, lambda i, values: step(m.mul(i, 2), values))
             if isinstance(size, int) and size % 2:  # blocks are even
                 self.env[classes[0]] = Index(size - 1)
@@ -301,6 +301,24 @@ class Contraction:
         out = each_row(e, self.count, rows, acc, multiply)
         e.math.leave()
         return out
+
+    def _in_blocks(self, classes: Sequence[int], acc: Values, step: Callable[[Number, Values], Values]) -> Values:
+        """The walk over the first of the classes. Long sums of f32 are put together from those of blocks: the error of a sum grows with its length."""
+        e, (lo, hi), each = self.e, self._range(classes[0]), self._block_length(classes)
+        if each is None or not isinstance(acc[0].type.element_type, ir.F32Type):
+            return loop(e, lo, hi, 1, acc, step)
+
+        def block(i: Number, totals: Values) -> Values:
+            zeros = [builders.constant(total.type, 0) for total in totals]
+            sums = loop(e, i, e.math.minimum(e.math.add(i, each), hi), 1, zeros, step)
+            return [arith.addf(total, part) for total, part in zip(totals, sums)]
+
+        return loop(e, lo, hi, each, acc, block)
+
+    def _block_length(self, classes: Sequence[int]) -> int | None:
+        """How many steps of the first class are a block; None if the sum is none of blocks, or has them inside of a step."""
+        sizes = [hi - lo if isinstance(lo, int) and isinstance(hi, int) else None for lo, hi in map(self._range, classes)]
+        return long_sums.block_of_products(sizes, whole=len(classes) == len(self.r.reductions))
 
     def _multiply(self, at: int, row: Index, lane: Index, mask: ir.Value | None, acc: Values) -> None:
         """Add one product to accumulator `at`."""

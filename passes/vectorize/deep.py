@@ -48,6 +48,9 @@ class Deep(Contraction):
     def _range(self, c: int) -> tuple[Number, Number]:
         return self.begin, self.end
 
+    def _block_length(self, classes: Sequence[int]) -> None:
+        """It is one."""
+
     def _lanes(self, first: Number, row_block: Number) -> None:
         e, m = self.e, self.e.math
         assert self.s.lane is not None and self.s.depth is not None

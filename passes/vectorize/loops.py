@@ -26,6 +26,7 @@ from .evaluate import Evaluator, Lookup
 from .keep import KeptRows
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
+from .long_sums import COLUMN_BLOCK, SUM_BLOCK
 from .memory import Tile
 from .nest import Values, delinearize, lane_loop, loop
 from .reduce import EXTREMES, accumulate, across, by_reduction, combine, combiner, is_nan, join, neutral
@@ -404,10 +405,3 @@ class Loops:
 
     def _publish(self, op: ir.Operation, value: ir.Value) -> None:
         self.e.known[op.results[0]] = lambda point: value
-
-
-SUM_BLOCK = 1 << 14
-"""Elements that are added up before the sum joins a larger one: the error of a long sum grows with the block and the number of
-blocks, not with the number of elements (Higham, "The accuracy of floating point summation", SIAM J. Sci. Comput. 14, 1993)."""
-COLUMN_BLOCK = 256
-"""The same where each lane has a sum of its own."""

@@ -89,6 +89,56 @@ def test_sizes_as_arguments():
         assert untouched(got)
 
 
+def symbolic_depth(m, n):
+    """a.T @ b for any number of rows, as in the gradient of a weight."""
+    a_type, b_type, out = f"tensor<?x{m}xf32>", f"tensor<?x{n}xf32>", f"tensor<{m}x{n}xf32>"
+    body = generic("%r", [("%a", a_type), ("%b", b_type)], out, ["k, i", "k, j", "i, j"], PRODUCT, "ppr", "ijk", "0.5", "contraction")
+    named = {"%k": 'mlirc.name = "k"', "%a": f'mlirc.sizes = ["k", "{m}"], mlirc.strides = ["{m}", "1"]'}
+    named["%b"] = f'mlirc.sizes = ["k", "{n}"], mlirc.strides = ["{n}", "1"]'
+    return kernel([("%a", a_type), ("%b", b_type), ("%k", "index")], body, [("%r", out)], [[n, 1]], named)
+
+
+@pytest.mark.parametrize("target", ["host", "x86-64-v3"])
+@pytest.mark.parametrize("m,n", [(5, 33), (17, 64)])
+def test_any_depth(m, n, target):
+    """Long sums are put together from those of blocks: one product after the other, a hundredth 100,000 times is off by 7e-4."""
+    run = built(symbolic_depth(m, n), target)
+    for k in (0, 1, 3, 1023, 1024, 1025, 3000, 100_003):
+        a, b = arrays((k, m), (k, n))
+        got = padded(np.zeros((m, n), np.float32))
+        assert run(a, b, k, got) == 0
+        np.testing.assert_allclose(got, 0.5 + a.T.astype(np.float64) @ b, rtol=1e-4, atol=1e-4 * max(k, 1) ** 0.5)
+        assert untouched(got)
+    a, b = np.full((k, m), 0.1, np.float32), np.full((k, n), 0.1, np.float32)
+    assert run(a, b, k, got) == 0
+    np.testing.assert_allclose(got, 0.5 + a.T.astype(np.float64) @ b, rtol=2e-5)
+
+
+@pytest.mark.parametrize("target", ["host", "x86-64-v3"])
+@pytest.mark.parametrize("depth", [(100_003,), (64, 33, 35), (3, 200, 170), (40_000, 3)])
+def test_deep_sums(depth, target):
+    """Of several loops, too, as in the gradient of a convolution's weight."""
+    letters = "uvw"[: len(depth)]
+    lead = "x".join(map(str, depth))
+    a_type, b_type, out = f"tensor<{lead}x7xf32>", f"tensor<{lead}x33xf32>", "tensor<7x33xf32>"
+    maps = [", ".join(letters) + ", i", ", ".join(letters) + ", j", "i, j"]
+    body = generic("%r", [("%a", a_type), ("%b", b_type)], out, maps, PRODUCT, "pp" + "r" * len(depth), "ij" + letters, "0.5", "contraction")
+    run = built(kernel([("%a", a_type), ("%b", b_type)], body, [("%r", out)], [[33, 1]]), target)
+    for a, b in (arrays((*depth, 7), (*depth, 33)), (np.full((*depth, 7), 0.1, np.float32), np.full((*depth, 33), 0.1, np.float32))):
+        got, k = padded(np.zeros((7, 33), np.float32)), a.size // 7
+        assert run(a, b, got) == 0
+        np.testing.assert_allclose(got, 0.5 + a.reshape(k, 7).T.astype(np.float64) @ b.reshape(k, 33), rtol=2e-5, atol=2e-4 * (a[..., 0] != 0.1).any() * k**0.5)
+        assert untouched(got)
+
+
+@pytest.mark.parametrize("target,accumulators", [("skylake-avx512", 16), ("x86-64-v3", 8)])
+def test_sums_of_blocks_wait_outside_of_the_inner_loop(target, accumulators):
+    lines = stages(symbolic_depth(64, 64), target)["asm"].splitlines()
+    products = [i for i, line in enumerate(lines) if "vfmadd" in line]
+    assert len(products) == accumulators
+    assert not any("rsp" in line or re.search(r"vmov\w+\s+%[yz]mm\d+, %[yz]mm", line) for line in lines[products[0] : products[-1]])
+
+
 def symbolic_rows(k, n):
     """c += a @ b with c in place, for any number of rows."""
     a_type, b_type, out = f"tensor<?x{k}xf32>", f"tensor<{k}x{n}xf32>", f"tensor<?x{n}xf32>"
