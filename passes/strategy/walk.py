@@ -101,13 +101,13 @@ def _memory_order(classes: list[int], kernel: KernelFunction) -> list[int]:
 
 
 def _lane(rows: list[int], inner: list[int], sizes: list[object], kernel: KernelFunction) -> int | None:
-    """The class along which most accesses are contiguous, stores counting twice; long ones before short ones."""
+    """The class along which most accesses are contiguous, stores counting twice, or near; long ones before short ones."""
     acc = kernel.accesses
     candidates = [*rows, *inner]
 
     def score(c: int) -> tuple[float, int]:
         short = known(sizes[c]) < 8
-        return (acc.contiguous(c) - 2 * acc.scattered(c)) * (0.25 if short else 1), candidates.index(c)
+        return (acc.contiguous(c) - 0.5 * acc.near(c) - 2 * acc.scattered(c)) * (0.25 if short else 1), candidates.index(c)
 
     return max(candidates, key=score, default=None)
 

@@ -13,6 +13,7 @@ from ...dialects import own
 from ...dialects.mlir import ir
 from .. import structure as st
 from ..domain import Domain, operand_loops
+from .strided import is_near
 
 Form = dict[int, int] | None
 """Linear in the classes (constants dropped), or None: not linear."""
@@ -26,6 +27,10 @@ class Access:
     store: bool
     op: ir.Operation
     value: ir.Value
+
+    def near(self, c: int) -> bool:
+        """Whether it is a load of elements along a class that are a few apart (`strided`)."""
+        return not self.store and is_near(self.steps.get(c))
 
 
 @dataclass
@@ -47,8 +52,12 @@ class Accesses:
         return sum((2 if a.store else 1) for a in self.items if a.steps.get(c) in (1, -1))
 
     def scattered(self, c: int) -> int:
-        """How many accesses along a class are neither contiguous nor the same for all."""
-        return sum((2 if a.store else 1) for a in self.items if a.steps.get(c, 0) not in (0, 1))
+        """How many accesses along a class are neither contiguous nor the same for all, nor loads of elements that are near."""
+        return sum((2 if a.store else 1) for a in self.items if a.steps.get(c, 0) not in (0, 1) and not a.near(c))
+
+    def near(self, c: int) -> int:
+        """How many loads have a few elements from step to step of a class."""
+        return sum(a.near(c) for a in self.items)
 
     def merges(self, outer: int, inner: int, sizes: Sequence[object]) -> bool:
         """Whether two nested classes step through all memory as one."""

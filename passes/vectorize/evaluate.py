@@ -15,6 +15,7 @@ from ...dialects import builders
 from ...dialects.mlir import arith, ir, llvm, memref, scf, vector
 from ...errors import CompileError
 from .. import structure as st
+from . import strided
 from .lanes import Arithmetic, Index, Number, Point
 from .memory import Memory, Tile, one_lane
 
@@ -365,6 +366,8 @@ class Evaluator:
                 return self._from_storage(vector.load(kind, place.buffer, base), place)
             zero = builders.constant(kind, 0)
             return self._from_storage(vector.maskedload(kind, place.buffer, base, self.mask, zero), place)
+        if at.vector is None and strided.is_near(at.stride):
+            return self._from_storage(strided.load(m, place, at.base, at.stride, self.mask), place)  # type: ignore[arg-type]
         mask = self.mask
         if mask is None:
             mask = m.once("all lanes", lambda: builders.constant(m.vector_type(ir.IntegerType.get_signless(1)), 1))
