@@ -234,6 +234,13 @@ class GraphBuilder:
         (value,) = builders.generic([x.value for x in inputs], [init], maps, "p" * rank, region)
         return T(value, tuple(shape), out)
 
+    def windows(self, x: T, shape: Sequence[Extent], places: ir.AffineMap) -> T:
+        """What lies at `places` of x, which may overlap: an affine map from the coordinates of `shape`."""
+        init = builders.empty(self.sizes(shape), mlir_type(x.dtype))
+        maps = [places, builders.identity(len(shape))]
+        (value,) = builders.generic([x.value], [init], maps, "p" * len(shape), lambda u, _: [u])
+        return T(value, tuple(shape), x.dtype)
+
     def checked_index(self, value: ir.Value, dtype: torch.dtype, extent: Extent, wrap: bool = True) -> ir.Value:
         """An `index` from a loaded integer; negative ones count from the end, others out of range set the status."""
         i = arith.index_cast(ir.IndexType.get(), cast(value, dtype, torch.int64))

@@ -232,7 +232,7 @@ class _Fusion:
         for value, loops in operand_loops(consumer):
             if other not in self._producers(value):
                 continue
-            if st.kind(consumer) == "reduction" and None in [
+            if st.kind(consumer) in ("reduction", "elementwise") and None in [
                 d for d, s in zip(loops, st.shape(value)) if s != 1
             ]:
                 return "windows overlap"

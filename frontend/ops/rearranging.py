@@ -69,14 +69,23 @@ def _roll(b: GraphBuilder, x: T, shifts: Sequence[Extent], dims: Sequence[int]) 
 def unfold(b: GraphBuilder, node: Any, x: T, dim: int, size: int, step: int) -> T:
     if x.rank == 0:
         return b.reshape(x, out_shape(node))
-    dim %= x.rank
+    places = [ir.AffineDimExpr.get(d) for d in range(x.rank)]
+    places[dim % x.rank] = places[dim % x.rank] * step + ir.AffineDimExpr.get(x.rank)
+    return b.windows(x, out_shape(node), ir.AffineMap.get(x.rank + 1, 0, places))
 
-    def body(at: list[ir.Value]) -> ir.Value:
-        *at, k = at
-        at[dim] = arith.addi(arith.muli(at[dim], builders.index(step)), k)
-        return tensor.extract(x.value, at)
 
-    return b.from_indices(out_shape(node), [], x.dtype, body)
+@lowers(aten.im2col.default)
+def im2col(b: GraphBuilder, node: Any, x: T, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]) -> T:
+    """Windows of an image: [..., channels * kernel, places]."""
+    lead = x.rank - 2
+    x = b.pad(x, [0] * lead + list(padding), [0] * lead + list(padding), 0) if any(padding) else x
+    dim = ir.AffineDimExpr.get
+    sizes, places = list(x.shape[:lead]), [dim(d) for d in range(lead)]
+    for i, (n, k, d, s) in enumerate(zip(x.shape[lead:], kernel_size, dilation, stride)):
+        sizes[lead + i : lead + i] = [k]
+        sizes.append(floordiv(n - d * (k - 1) - 1, s) + 1)
+        places.append(dim(lead + 2 + i) * s + dim(lead + i) * d)
+    return b.reshape(b.windows(x, sizes, ir.AffineMap.get(lead + 4, 0, places)), out_shape(node))
 
 
 @lowers(aten.diagonal.default, aten.diagonal_copy.default)

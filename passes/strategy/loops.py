@@ -44,7 +44,8 @@ class LoopStrategy:
     """Parallel iterations below which no second thread is worth it."""
     kind: str = "loops"
     pairs: int | None = None
-    """A class of two that is stored inside of the lanes, as the products of pairs want it: both are computed, and interleaved."""
+    """A class of two, or a few, that is stored inside of the lanes, as the products of pairs want it, or (real, imaginary): all are computed,
+    and interleaved."""
     rows: int = 1
     """Rows that are computed together, phase by phase: what the reduction of one along the lanes waits for is no time lost for the
     others."""

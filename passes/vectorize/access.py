@@ -13,7 +13,7 @@ from ...dialects import own
 from ...dialects.mlir import ir
 from .. import structure as st
 from ..domain import Domain, operand_loops
-from .strided import is_near
+from ..strategy.near import is_near
 
 Form = dict[int, int] | None
 """Linear in the classes (constants dropped), or None: not linear."""

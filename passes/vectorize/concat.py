@@ -2,7 +2,10 @@
 
     for rows before the dim (parallel): for each input: for its inner elements: out[offset + i] = input[i]
 
-An input that lies across memory is copied in blocks, which are transposed in registers.
+An input that lies across memory is copied in blocks, which are transposed in registers. Few columns side by side (real and imaginary
+parts) are interleaved:
+
+    for rows before the last two dims (parallel): for vectors i of the last but one: out[i, 0 ..] = interleave(input0[i], input1[i], ...)
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ import functools
 
 from ...dialects.mlir import ir
 from .. import structure as st
-from ..strategy import LoopStrategy
-from . import entry
+from ..strategy import LANE_CHUNK, LoopStrategy
+from . import entry, strided
 from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number
@@ -42,14 +45,24 @@ class _Concat:
 
     def trip(self, slots: list[ir.Value]) -> Number:
         e = self.k.sizes_evaluator(self.s.lanes, slots)
-        return functools.reduce(e.math.mul, self._outer(e), 1)
+        return functools.reduce(e.math.mul, self._counts(e), 1)
+
+    def _counts(self, e: Evaluator) -> list[Number]:
+        """Parallel range: outer dims; for columns that are interleaved chunks of the lanes, if threads have nothing else to share."""
+        outer = self._outer(e)
+        if self.s.pairs is None:
+            return outer
+        return [*outer[:-1], 1 if self.s.parallel else e.math.ceildiv(outer[-1], LANE_CHUNK)]
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
         (self.out,) = self.k.bind(e, slots)
 
         def iteration(p: Number, _: Values) -> Values:
-            outer = [Index(i) for i in delinearize(e, p, self._outer(e))]
+            outer = [Index(i) for i in delinearize(e, p, self._counts(e))]
+            if self.s.pairs is not None:
+                self._interleave(outer)
+                return []
             start: Number = 0
             for v in self.inputs:
                 sizes = [e.size(s) for s in self.k.shapes.of(v)]
@@ -58,6 +71,23 @@ class _Concat:
             return []
 
         loop(e, begin, end, 1, [], iteration)
+
+    def _interleave(self, outer: list[Index]) -> None:
+        """The columns of all inputs."""
+        e, length = self.e, self._outer(self.e)[-1]
+        *rows, chunk = outer
+        lo = 0 if self.s.parallel else e.math.mul(chunk.base, LANE_CHUNK)
+        hi = length if self.s.parallel else e.math.minimum(e.math.add(lo, LANE_CHUNK), length)
+        columns = [(v, i) for v in self.inputs for i in range(st.shape(v)[-1])]
+
+        def element(i: Number, _: Values) -> Values:
+            e.math.enter()
+            parts = [e.value(v, (*rows, Index(i, 1), Index(column))) for v, column in columns]
+            strided.store(e, self.out, [(*rows, Index(i, 1), Index(n)) for n in range(len(columns))], parts)
+            e.math.leave()
+            return []
+
+        lane_loop(e, lo, hi, self.s.unroll, [[]] * self.s.unroll, element)
 
     def _copy(self, v: ir.Value, start: Number, point: list[Index], sizes: list[Number]) -> None:
         """Walk the dims from `len(point)` on; the last one in vectors."""

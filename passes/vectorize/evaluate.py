@@ -15,6 +15,7 @@ from ...dialects import builders
 from ...dialects.mlir import arith, ir, llvm, memref, scf, vector
 from ...errors import CompileError
 from .. import structure as st
+from ..strategy.near import is_near
 from . import strided
 from .lanes import Arithmetic, Index, Number, Point
 from .memory import Memory, Tile, one_lane
@@ -366,7 +367,7 @@ class Evaluator:
                 return self._from_storage(vector.load(kind, place.buffer, base), place)
             zero = builders.constant(kind, 0)
             return self._from_storage(vector.maskedload(kind, place.buffer, base, self.mask, zero), place)
-        if at.vector is None and strided.is_near(at.stride):
+        if at.vector is None and is_near(at.stride):
             return self._from_storage(strided.load(m, place, at.base, at.stride, self.mask), place)  # type: ignore[arg-type]
         mask = self.mask
         if mask is None:
@@ -381,7 +382,7 @@ class Evaluator:
     def store(self, place: Memory, point: Point, v: ir.Value) -> None:
         at = self.offset(place, point)
         m = self.math
-        v = self._to_storage(v, place)
+        v = self.to_storage(v, place)
         if at.uniform:
             if isinstance(v.type, ir.VectorType):
                 v = vector.extract(v, [], [0])
@@ -410,7 +411,7 @@ class Evaluator:
             return v
         return arith.cmpi(arith.CmpIPredicate.ne, v, builders.constant(v.type, 0))
 
-    def _to_storage(self, v: ir.Value, place: Memory) -> ir.Value:
+    def to_storage(self, v: ir.Value, place: Memory) -> ir.Value:
         if place.storage == place.element:
             return v
         kind = place.storage

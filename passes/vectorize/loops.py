@@ -21,7 +21,7 @@ from ...dialects.mlir import arith, ir, vector
 from .. import structure as st
 from ..phases import Phase, phases
 from ..strategy import LANE_CHUNK, LoopStrategy, margins, transposes
-from . import entry
+from . import entry, strided
 from .evaluate import Evaluator, Lookup
 from .keep import KeptRows
 from .kernel import KernelFunction
@@ -377,17 +377,20 @@ class Loops:
         self.e.store(self.out[n], point, self.e.value(v, point))
 
     def _store_pairs(self, n: int, pairs: int) -> None:
-        """Both values of every pair, in one vector of twice the lanes; the lanes are whole vectors."""
-        e, v = self.e, self.k.results[n]
-        halves = []
-        for i in (1, 0):
+        """All values of every pair; of pairs that were transposed as they are, what is the first one's."""
+        e, v, place = self.e, self.k.results[n], self.out[n]
+        count = self.d.sizes[pairs]
+        assert isinstance(count, int)
+        points, parts = [], []
+        for i in range(1 if e.tile else count):
             self.env[pairs] = Index(i)
-            if not (i and e.tile):
-                halves.append(e.value(v, self._point_of(v)))
-        at = e.offset(self.out[n], self._point_of(v))
-        wide = ir.VectorType.get([2 * e.lanes], self.out[n].storage)
-        both = vector.bitcast(wide, halves[0]) if e.tile else vector.interleave(*map(e.math.splat, reversed(halves)))
-        vector.store(both, self.out[n].buffer, [e.math.value(at.base)])
+            points.append(self._point_of(v))
+            parts.append(e.value(v, points[-1]))
+        if not e.tile:
+            strided.store(e, place, points, parts)
+            return
+        both = vector.bitcast(ir.VectorType.get([2 * e.lanes], place.storage), parts[0])
+        vector.store(both, place.buffer, [e.math.value(e.offset(place, points[0]).base)])
 
     def _init(self, op: ir.Operation) -> ir.Value:
         """The value that a reduction starts from."""

@@ -1,4 +1,4 @@
-"""Loads whose lanes lie a few elements apart, or backwards: vectors of all that lies in between, and shuffles.
+"""Lanes that lie a few elements apart, or backwards: vectors of all that lies in between, and shuffles.
 
     lanes 0, 2, 4, ... of 16, from %i on:      %a = load [%i];  %b = load [%i + 15]
                                                shuffle %a, %b [0, 2, ..., 14, 17, 19, ..., 31]
@@ -8,19 +8,16 @@ Nothing is read before the first element or behind the last one. A gather reads 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from ...dialects import builders
 from ...dialects.mlir import ir, vector
-from .lanes import Arithmetic, Number
+from .lanes import Arithmetic, Number, Point
 from .memory import Memory
 
-FARTHEST = 4
-"""Elements from lane to lane, and so vectors that are loaded. 57,000 f32 in AVX-512, gathered and in vectors: 2 apart 28 and 12 us, 4 apart
-21 and 14, 8 apart 29 and 26; bytes 17 and 4, 17 and 6, 17 and 7; of f64 (and of i64) it is 24 and 17, 34 and 29, 40 and 41."""
-
-
-def is_near(stride: Number) -> bool:
-    """Whether lanes so many elements apart are loaded by vectors."""
-    return isinstance(stride, int) and (1 < abs(stride) <= FARTHEST or stride == -1)
+if TYPE_CHECKING:
+    from .evaluate import Evaluator
 
 
 def load(m: Arithmetic, place: Memory, base: Number, stride: int, mask: ir.Value | None) -> ir.Value:
@@ -41,6 +38,35 @@ def load(m: Arithmetic, place: Memory, base: Number, stride: int, mask: ir.Value
         begin, done = begins[t], begins[t - 1] + n  # elements that are not in this vector or behind it
         from_here = [n + at - begin if at < begin + n else 0 for at in elements]
         out = vector.shuffle(out, vectors[t], [(at if t == 1 else k) if at < done else from_here[k] for k, at in enumerate(elements)])
+    return out
+
+
+def store(e: Evaluator, place: Memory, points: Sequence[Point], parts: Sequence[ir.Value]) -> None:
+    """Store values at places next to each other, each for all lanes: as many vectors, whole ones; lanes that are masked one by one."""
+    if e.mask is not None:
+        for point, part in zip(points, parts):
+            e.store(place, point, part)
+        return
+    base = e.offset(place, points[0]).base
+    for wide in interleaved([e.to_storage(e.math.splat(part), place) for part in parts]):
+        vector.store(wide, place.buffer, [e.math.value(base)])
+        base = e.math.add(base, ir.VectorType(wide.type).shape[0])
+
+
+def interleaved(parts: Sequence[ir.Value]) -> list[ir.Value]:
+    """The first elements of two to four vectors, then the second ones, and so on: vectors that lie one after the other."""
+    n, count = ir.VectorType(parts[0].type).shape[0], len(parts)
+    if count == 2:
+        return [vector.interleave(*parts)]
+    if count == 4:
+        a, b, c, d = parts
+        return [vector.interleave(vector.interleave(a, c), vector.interleave(b, d))]
+    a, b, c = parts
+    out = []
+    for t in range(count):
+        places = [divmod(t * n + j, count) for j in range(n)]
+        both = vector.shuffle(a, b, [k + n * (of == 1) for k, of in places])
+        out.append(vector.shuffle(both, c, [n + k if of == 2 else j for j, (k, of) in enumerate(places)]))
     return out
 
 

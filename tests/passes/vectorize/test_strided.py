@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mlirc.passes.vectorize.strided import FARTHEST
+from mlirc.passes.strategy.near import FARTHEST
 from mlirc.tests.frontend.compare import compare
 from mlirc.tests.passes.graph_text import generic
 from mlirc.tests.passes.vectorize.kernels import built, kernel, padded, stages, strategy, untouched
@@ -78,3 +78,49 @@ def test_pooled_planes(dtype, dynamic):
     for shape in ((2, 3, 9, 70), (1, 1, 7, 33)):
         torch._dynamo.reset()
         compare(f, torch.randn(shape).to(dtype), dynamic=dynamic, options={"strict": True, "guard_pages": "end"})
+
+
+def affine(x, w):
+    return x * w + 1
+
+
+def rotated(x, w):
+    """(real, imaginary)"""
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack([a * w[0] - b, b * w[0] + a], -1), torch.stack([a > b, b > a, a == b], -1).flatten(-2), torch.cat([a[..., None], x[..., None].unflatten(-2, (-1, 2)).flatten(-2)], -1)
+
+
+def channels_last(x, w):
+    return (x.mT * 2).contiguous(), torch.stack([x[:, 0], x[:, 2] + w[0], x[:, 1], x[:, 0].exp()], -1)
+
+
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.sweep)], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.sweep)], ids=str)
+@pytest.mark.parametrize("f", [affine, rotated, channels_last])
+def test_few_columns(f, dtype, dynamic):
+    torch.manual_seed(0)
+    for n in (1, 17, 70):
+        for k in (2, 3, 4) if f is affine else (4,) if f is rotated else (3,):
+            torch._dynamo.reset()
+            x = torch.randn((2, k, n) if f is channels_last else (2, n, k)).to(dtype)
+            compare(f, x, torch.randn(k).to(dtype), dynamic=dynamic, options={"strict": True, "guard_pages": "both"})
+
+
+@pytest.mark.parametrize("kind", ["f32", "i8", "i1", *(pytest.param(other, marks=pytest.mark.sweep) for other in ("f64", "i16", "i64"))])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_columns_are_interleaved(count, target, kind):
+    """out[i, j] = x[j, i], of which each column is a vector."""
+    for n in (16, 33, 5000):
+        x_type, y_type = f"tensor<{count}x{n}x{kind}>", f"tensor<{n}x{count}x{kind}>"
+        body = generic("%r", [("%x", x_type)], y_type, ["j, i", "i, j"], "%o = arith.bitcast %a0 : " + f"{kind} to {kind}", loops="ij")
+        text = kernel([("%x", x_type)], body, [("%r", y_type)], [[count, 1]])
+        assert strategy(text).pairs == 1
+        if n == 5000:
+            assert stages(text)["vector"].count("vector.scatter") == count, "in the tail"
+        x = np.arange(n * count).reshape(count, n)
+        x = (x % 3 == 0) if kind == "i1" else x.astype(TYPES[kind])
+        got = padded(np.zeros((n, count), TYPES.get(kind, np.uint8)))
+        assert built(text, target)(np.ascontiguousarray(x), got) == 0
+        np.testing.assert_array_equal(got, x.T)
+        assert untouched(got)
