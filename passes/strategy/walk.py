@@ -13,7 +13,7 @@ from .near import FARTHEST
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
-    from ..vectorize.access import Accesses
+    from ..vectorize.access import Access, Accesses
     from ..vectorize.kernel import KernelFunction
 
 
@@ -69,8 +69,9 @@ def walk(kernel: KernelFunction, target: Target) -> Walk:
     merged: dict[int, int] = {}
     rows = merge(_memory_order([c for c in d.rows if c != pairs], kernel), acc, sizes, merged)
     inner = merge(_memory_order(list(d.inner), kernel), acc, sizes, merged)
-    lane = _lane(rows, inner, sizes, kernel) if lane is None else lane
-    return Walk(kernel, lanes(kernel, target), lane, pairs, rows, inner, sizes, {c: n for c, n in merged.items() if c in (*rows, *inner)})
+    count = lanes(kernel, target)
+    lane = _lane(rows, inner, sizes, kernel, count) if lane is None else lane
+    return Walk(kernel, count, lane, pairs, rows, inner, sizes, {c: n for c, n in merged.items() if c in (*rows, *inner)})
 
 
 def body_ops(kernel: KernelFunction, along: set[int] | None = None) -> int:
@@ -103,30 +104,73 @@ def _memory_order(classes: list[int], kernel: KernelFunction) -> list[int]:
     return sorted(classes, key=lambda c: -best[c]) if best else classes
 
 
-def _lane(rows: list[int], inner: list[int], sizes: list[object], kernel: KernelFunction) -> int | None:
-    """The class along which most accesses are contiguous, stores counting twice, or near; long ones before short ones."""
+def _lane(rows: list[int], inner: list[int], sizes: list[object], kernel: KernelFunction, lanes: int) -> int | None:
+    """The class along which most accesses are contiguous, stores counting twice, or near; long ones before short ones.
+
+    A few elements are only reduced along the lanes where that is less work than in each lane by itself.
+    """
     acc = kernel.accesses
     candidates = [*rows, *inner]
 
     def score(c: int) -> tuple[float, int]:
-        short = known(sizes[c]) < SHORT
-        worth = (acc.contiguous(c) - 0.5 * acc.near(c) - 2 * acc.scattered(c)) * (0.25 if short else 1)
-        return worth - (FOLDED if short and c in inner else 0), candidates.index(c)
+        worth = acc.contiguous(c) - 0.5 * acc.near(c) - 2 * acc.scattered(c)
+        return worth * (0.25 if known(sizes[c]) < SHORT else 1), candidates.index(c)
 
-    return max(candidates, key=score, default=None)
+    best = max(candidates, key=score, default=None)
+    if rows and best in inner and known(sizes[best]) < SHORT:
+        work = _Work(kernel, inner, sizes, lanes)
+        row = max(rows, key=score)
+        return row if work.along_row(row) < work.folded(best) else best
+    return best
+
+
+SHORT = 8
+"""Elements that are few for a vector."""
+
+
+@dataclass
+class _Work:
+    """What a row takes, in instructions."""
+
+    kernel: KernelFunction
+    inner: list[int]
+    sizes: list[object]
+    lanes: int
+
+    def along_row(self, lane: int) -> float:
+        """Where each lane has a row of its own."""
+        total = self._ops() / self.lanes
+        for a in self.kernel.accesses.items:
+            step = a.steps.get(lane, 0)
+            vectors = 0.0 if step == 0 else 1 / self.lanes if step == 1 else 2 * abs(step) / self.lanes if a.near(lane) else 1.0  # type: ignore[arg-type]
+            total += self._times(a) * vectors
+        return total
+
+    def folded(self, lane: int) -> float:
+        """Where the lanes are elements of a row, and what they have is put together at its end."""
+        n = known(self.sizes[lane])
+        total = self._ops() / n + FOLD * len(self.kernel.domain.reductions)
+        for a in self.kernel.accesses.items:
+            total += self._times(a) / (n if a.steps.get(lane, 0) in (0, 1) else 1)
+        return total
+
+    def _ops(self) -> int:
+        return body_ops(self.kernel) * product(self.inner, self.sizes)
+
+    def _times(self, a: Access) -> int:
+        """How often an access takes place, for a row."""
+        return product([c for c in self.inner if a.steps.get(c, 0) != 0], self.sizes)
+
+
+FOLD = 3
+"""To put the lanes of a vector together, with other rows meanwhile. 20,000 rows, softmax of 3: 53 us along the rows, 163 folded; of 5, which are
+gathered, 139 and 177; x / norm of 5 75 and 42; windows of 7 x 7, 265 and 80."""
 
 
 def _side_by_side(concat: ir.Operation, innermost: list[int | None], columns: list[int]) -> bool:
     """Whether columns are what is concatenated."""
     last = len(st.shape(concat.results[0])) - 1
     return innermost == columns and ir.IntegerAttr(concat.attributes["dim"]).value == last
-
-
-SHORT = 8
-"""Elements that are few for a vector."""
-FOLDED = 6
-"""What it costs to reduce a few elements along the lanes, for every row, as a worth of accesses. 20,000 rows, softmax of 3: 53 us along the
-rows, 163 folded; of 5, gathered, 139 and 177; x / norm of 5 75 and 42."""
 
 
 def _paired(kernel: KernelFunction) -> tuple[int, int] | None:
