@@ -86,13 +86,6 @@ def max_pool_backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any, n: int) -
     return planes.scatter_add(-1, indices.flatten(-n), grad.flatten(-n)).view(x.shape)
 
 
-def im2col(x: torch.Tensor, *window: Any) -> Any:
-    """Not of integers, which ATen refuses."""
-    if not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool):
-        return NotImplemented
-    return torch._decomp.decompositions.im2col(x, *window)
-
-
 def int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.mm(a.to(torch.int32), b.to(torch.int32))
 
@@ -188,7 +181,6 @@ OWN: dict[Any, Any] = {
     **{getattr(aten.linspace, o): linspace for o in aten.linspace.overloads() if not o.endswith("out")},
     aten.addbmm.default: addbmm,
     aten.addmv.default: addmv,
-    aten.im2col.default: im2col,
     aten.adaptive_max_pool2d.default: adaptive_max_pool,
     aten.adaptive_max_pool3d.default: adaptive_max_pool,
     **{

@@ -17,7 +17,7 @@
 
 An elementwise op takes the dim order of its largest operand, so that a chain of channels-last convolutions stays
 channels-last and its ops fuse; a gather one in which its innermost loop runs along memory; a concatenation that of its
-operands, if they agree, and a pad in front of such or of an elementwise op that of its operand.
+operands, if they agree, and a pad in front of such, of an elementwise op or of a reduction (a pooling) that of its operand.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def follow_padded(op: ir.Operation, function: ir.Operation) -> None:
     """Pad the source of a transposed operand, and transpose the result. Convolutions choose themselves how their operands lie."""
     below = st.owner(op.operands[0])
     users = [st.operation(u.owner) for u in op.results[0].uses]
-    if below is None or below.name != "linalg.transpose" or not all(u.name == "tensor.concat" or st.kind(u) == "elementwise" for u in users):
+    if below is None or below.name != "linalg.transpose" or not all(st.kind(u) in ("concat", "elementwise", "reduction") for u in users):
         return
     value = st.operation(op.regions[0].blocks[0].operations[0])
     if value.name != "tensor.yield":  # something that is computed

@@ -77,6 +77,8 @@ def unfold(b: GraphBuilder, node: Any, x: T, dim: int, size: int, step: int) -> 
 @lowers(aten.im2col.default)
 def im2col(b: GraphBuilder, node: Any, x: T, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]) -> T:
     """Windows of an image: [..., channels * kernel, places]."""
+    if not (x.dtype.is_floating_point or x.dtype == torch.bool):
+        raise Unsupported("im2col of integers: eager mode refuses them")
     lead = x.rank - 2
     x = b.pad(x, [0] * lead + list(padding), [0] * lead + list(padding), 0) if any(padding) else x
     dim = ir.AffineDimExpr.get

@@ -35,6 +35,9 @@ x.roll(2, 1)
 x.roll((1, -2), (0, 2))
 x.roll(5)
 x.unfold(1, 4, 3) + 1
+x.unfold(1, 4, 2).unfold(0, 3, 1)
+F.unfold(x, (3, 2), stride=(2, 1))
+F.unfold(x[:, None], 3, dilation=2, padding=(2, 3), stride=2) * 2
 x.expand(2, 4, 18, 6) + 1
 x.repeat(2, 1, 3)
 x.repeat(2, 1, 1, 1)
@@ -142,6 +145,17 @@ def test_import_of_strided_slice():
         """
 // CHECK: tensor.extract_slice %{{.*}}[0, 2, 0] [4, 4, 6] [1, 2, 1] : tensor<4x18x6xf32> to tensor<4x4x6xf32>
 // CHECK: arith.addf
+""",
+    )
+
+
+def test_import_of_windows():
+    check_import(
+        lambda x: F.unfold(x, 3, stride=2),
+        [torch.randn(1, 4, 9, 7)],
+        """
+// CHECK: affine_map<(d0, d1, d2, d3, d4, d5) -> (d0, d1, d4 * 2 + d2, d5 * 2 + d3)>
+// CHECK: linalg.generic {{.*}} outs(%{{.*}} : tensor<1x4x3x3x4x3xf32>)
 """,
     )
 

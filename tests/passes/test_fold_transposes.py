@@ -177,6 +177,24 @@ def test_pads_in_front_of_concatenations_keep_the_layout():
     )
 
 
+def test_pads_in_front_of_pooling_keep_the_layout():
+    """Planes stay planes; the pooling's own order is channels-last."""
+    nchw, nhwc, padded, pooled = "tensor<1x3x5x8xf32>", "tensor<1x5x8x3xf32>", "tensor<1x7x10x3xf32>", "tensor<1x5x8x3xf32>"
+    body = transpose("%t", "%x", nchw, nhwc, [0, 2, 3, 1]) + "%z = arith.constant 0xFF800000 : f32\n%w = tensor.empty() : tensor<3x3xf32>\n"
+    body += f"%p = tensor.pad %t low[0, 1, 1, 0] high[0, 1, 1, 0] {{\n^bb0(%i: index, %j: index, %k: index, %l: index):\ntensor.yield %z : f32\n}} : {nhwc} to {padded}\n"
+    maps = ["n, y + u, x + v, c", "u, v", "n, y, x, c"]
+    body += generic("%m", [("%p", padded), ("%w", "tensor<3x3xf32>")], pooled, maps, "%o = arith.maximumf %a0, %a2 : f32", "pppprr", "nyxcuv", "0xFF800000")
+    check(
+        function([("%x", nchw)], body, [("%m", pooled)]),
+        fold_transposes,
+        """
+        CHECK: affine_map<(d0, d1, d2, d3, d4, d5) -> (d0, d3, d1 + d4, d2 + d5)>
+        CHECK: tensor.pad %arg0 low[0, 0, 1, 1] high[0, 0, 1, 1]
+        """,
+        clean=True,
+    )
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
 @pytest.mark.parametrize("n,c,h,w", [(2, 5, 6, 7), (1, 17, 3, 4)])

@@ -173,6 +173,13 @@ def test_a_sum_of_what_is_padded_is_computed_once_for_all_that_read_it():
     assert together(function([("%x", T)], body, [("%b", PADDED)]))
 
 
+def test_windows_that_overlap_are_read_from_memory():
+    windows = generic("%b", [("%a", T)], "tensor<4x6x3xf32>", ["i, j + k", "i, j, k"], "math.sin", loops="ijk")
+    text = generic("%a", [("%x", T)], T) + windows + generic("%c", [("%b", "tensor<4x6x3xf32>")], "tensor<4x6x3xf32>", body="math.absf")
+    found = groups(function([("%x", T)], text, [("%c", "tensor<4x6x3xf32>")]))
+    assert found["math.exp"] != found["math.sin"] == found["math.absf"]
+
+
 NORM = generic("%s", [("%v", COLUMN)], COLUMN, body="math.rsqrt") + generic("%f", [("%s", COLUMN), ("%v", COLUMN)], COLUMN, body="arith.mulf")
 NORM += generic("%a", [("%x", T), ("%f", COLUMN)], T, ["i, j", "j", "i, j"], "arith.addf")
 
