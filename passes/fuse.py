@@ -232,9 +232,8 @@ class _Fusion:
         for value, loops in operand_loops(consumer):
             if other not in self._producers(value):
                 continue
-            if st.kind(consumer) in ("reduction", "elementwise") and None in [
-                d for d, s in zip(loops, st.shape(value)) if s != 1
-            ]:
+            windows = st.kind(consumer) == "reduction" or st.kind(consumer) == "elementwise" and "mlirc.pack" not in consumer.attributes
+            if windows and None in [d for d, s in zip(loops, st.shape(value)) if s != 1]:
                 return "windows overlap"
             if st.kind(consumer) == "pad" and much_padding(consumer) and any(map(is_function, self._made_anew(value, other))):
                 return "would be computed for padding"

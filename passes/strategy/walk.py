@@ -139,16 +139,17 @@ class _Work:
 
     def along_row(self, lane: int) -> float:
         """Where each lane has a row of its own."""
-        total = self._ops() / self.lanes
+        busy = max(min(known(self.sizes[lane]), self.lanes), 1)
+        total = self._ops() / busy
         for a in self.kernel.accesses.items:
             step = a.steps.get(lane, 0)
-            vectors = 0.0 if step == 0 else 1 / self.lanes if step == 1 else 2 * abs(step) / self.lanes if a.near(lane) else 1.0  # type: ignore[arg-type]
+            vectors = 0.0 if step == 0 else 1 / busy if step == 1 else 2 * abs(step) / busy if a.near(lane) else 1.0  # type: ignore[arg-type]
             total += self._times(a) * vectors
         return total
 
     def folded(self, lane: int) -> float:
         """Where the lanes are elements of a row, and what they have is put together at its end."""
-        n = known(self.sizes[lane])
+        n = max(known(self.sizes[lane]), 1)
         total = self._ops() / n + FOLD * len(self.kernel.domain.reductions)
         for a in self.kernel.accesses.items:
             total += self._times(a) / (n if a.steps.get(lane, 0) in (0, 1) else 1)
