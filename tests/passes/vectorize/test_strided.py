@@ -124,3 +124,15 @@ def test_columns_are_interleaved(count, target, kind):
         assert built(text, target)(np.ascontiguousarray(x), got) == 0
         np.testing.assert_array_equal(got, x.T)
         assert untouched(got)
+
+
+@pytest.mark.parametrize("columns,rows_have_lanes", [(3, True), (7, False)])
+def test_short_rows_are_folded_where_they_would_be_gathered(columns, rows_have_lanes):
+    """Rows of three are loaded by vectors and shuffles; of seven, each row is one vector, whose lanes are added up."""
+    x, y = f"tensor<5000x{columns}xf32>", "tensor<5000xf32>"
+    text = kernel([("%x", x)], generic("%r", [("%x", x)], y, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0"), [("%r", y)], [[1]])
+    assert (strategy(text).lane == 0) == rows_have_lanes
+    for target in TARGETS:
+        values, got = np.random.default_rng(0).standard_normal((5000, columns)).astype(np.float32), padded(np.zeros(5000, np.float32))
+        assert built(text, target)(values, got) == 0 and untouched(got)
+        np.testing.assert_allclose(got, values.sum(1), rtol=1e-5, atol=1e-5)
