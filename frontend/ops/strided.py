@@ -165,13 +165,13 @@ def as_strided_scatter(
         whole = b.reshape(x, [total])
         repeats = any(same(st, 0) and not same(n, 1) for n, st in zip(sizes, strides))
 
-        def place(at: list[ir.Value], u: ir.Value) -> ir.Value:
+        def place(at: list[ir.Value], *written: ir.Value) -> ir.Value:
             found = _place(b, at, strides, start)
             if repeats:  # nobody reads what is written behind the others
-                found = arith.select(_differ(tensor.extract(whole.value, [found]), u), found, b.index(total))
+                found = arith.select(_differ(tensor.extract(whole.value, [found]), *written), found, b.index(total))
             return arith.index_cast(i64, found)
 
-        places = b.from_indices(sizes, [b.reshape(flat, sizes)], torch.int64, place)
+        places = b.from_indices(sizes, [b.reshape(flat, sizes)] if repeats else [], torch.int64, place)
         filled = b.pad(whole, [0], [1], 0) if repeats else whole
         written = write_at(b, filled, flat, [b.reshape(places, [count])], [0], [-1], own.SET)
         return b.reshape(b.slice(written, [0], [total], [1]) if repeats else written, x.shape)
