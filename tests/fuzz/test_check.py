@@ -83,6 +83,15 @@ def test_noise_leaves_probabilities_in_their_range():
         check(far, lambda: (tensor((64,), torch.float32, 1),))
 
 
+def test_noise_that_raises():
+    """A rate just below zero is none: there are no noisy runs, and what differs is still told."""
+    f = lambda x: (torch.poisson(x - x.clone()), x.sum() + (3 if compiling() else 0))  # noqa: E731
+    with pytest.raises(RuntimeError, match="oisson"), Noise(0):
+        f(tensor((64,), torch.float32, 1))
+    with pytest.raises(Difference, match="output 1"):
+        check(f, lambda: (tensor((64,), torch.float32, 1),))
+
+
 def test_noisy_batch_norms_keep_statistics():
     x, mean, variance = tensor((5, 3), torch.float32, 0, "normal"), torch.zeros(3), torch.ones(3)
     with Noise(0):
