@@ -26,6 +26,14 @@ _EXCEPTIONS: dict[int, tuple[type[Exception], str]] = {
 }
 
 
+_CODES = {"IndexError": INDEX_OUT_OF_RANGE, "ZeroDivisionError": DIVISION_BY_ZERO, "ProbabilityError": NO_PROBABILITY}
+
+
+def status_code(message: str) -> int:
+    """The status of a kernel whose `cf.assert` fails: that of the error with whose name the message begins."""
+    return _CODES.get(message.split(":")[0], ASSERTION_FAILED)
+
+
 def status_error(status: int) -> Exception:
     """The exception for a nonzero status, of the type and with the text that eager PyTorch uses."""
     kind, text = _EXCEPTIONS.get(status, (RuntimeError, f"compiled graph failed with status {status}"))

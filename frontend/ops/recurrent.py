@@ -11,11 +11,9 @@ from typing import Any
 import torch
 
 from ...dialects.mlir import arith, ir, math
-from .. import recurrent as layers_of_torch
+from .. import recurrent as torch_ops
 from ..dtypes import compute_dtype, scalar
 from ..graph_builder import GraphBuilder, T, product
-from ..recurrent import recurrent as recurrent_op
-from ..recurrent import recurrent_backward as backward_op
 from ..registry import Unsupported, lowers
 from . import scalars as s
 
@@ -76,7 +74,7 @@ def _used(node: Any, i: int) -> bool:
     return any(len(user.args) > 1 and user.args[1] == i for user in node.users)
 
 
-@lowers(recurrent_op._opoverload)
+@lowers(torch_ops.recurrent._opoverload)
 def recurrent(b: GraphBuilder, node: Any, pre: T, w_hh: T, b_hh: T | None, h: T, c: T | None, kind: str, reverse: bool) -> list[T]:
     return _forward(b, pre, w_hh, b_hh, h, c, kind, reverse, kind == "lstm" and _used(node, 2), _used(node, 3))
 
@@ -90,7 +88,7 @@ def lstm_layer(
     steps, n, _ = x.shape
     if not isinstance(steps, int):
         raise Unsupported("a recurrent layer over a number of steps known only at run time")
-    if steps > layers_of_torch.MAX_STEPS:
+    if steps > torch_ops.MAX_STEPS:
         raise Unsupported(f"a recurrent layer of {steps} steps, each of them calls to compile, for which oneDNN has a loop")
     if not all(isinstance(n, int) for n in w_hh.shape):
         raise Unsupported("a recurrent layer of a number of units known only at run time")
@@ -154,7 +152,7 @@ def _gru(at: _Steps, pr: Value, pz: Value, pn: Value, gr: Value, gz: Value, gn: 
     return r, z, n, arith.addf(n, arith.mulf(z, arith.subf(h, n)))
 
 
-@lowers(backward_op._opoverload)
+@lowers(torch_ops.recurrent_backward._opoverload)
 def recurrent_backward(
     b: GraphBuilder, node: Any, dy: T, dc: T | None, pre: T, g: T, y: T, cells: T, w_hh: T, h0: T, c0: T | None, kind: str,
     reverse: bool,

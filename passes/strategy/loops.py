@@ -43,9 +43,9 @@ class LoopStrategy:
     grain: int = 1
     """Parallel iterations below which no second thread is worth it."""
     kind: str = "loops"
-    pairs: int | None = None
-    """A class of two, or a few, that is stored inside of the lanes, as the products of pairs want it, or (real, imaginary): all are computed,
-    and interleaved."""
+    interleaved: int | None = None
+    """A class of two to four that is stored inside of the lanes, as the products of pairs want it, or (real, imaginary): vectors of all are
+    computed, and interleaved."""
     rows: int = 1
     """Rows that are computed together, phase by phase: what the reduction of one along the lanes waits for is no time lost for the
     others."""
@@ -72,14 +72,14 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     transposed = _transposed(w)
     unroll, why_unroll = _unroll(w, transposed)
     why = why_lanes(target) | {"unroll": why_unroll, "lane": "most accesses are contiguous along it"}
-    plan = LoopStrategy(w.lanes, unroll, w.lane, [], [], w.inner, w.merged, kind=kernel.domain.kind, pairs=w.pairs, why=why)
+    plan = LoopStrategy(w.lanes, unroll, w.lane, [], [], w.inner, w.merged, kind=kernel.domain.kind, interleaved=w.interleaved, why=why)
     if shared := split(w, w.lanes * unroll):
         plan.serial = [c for c in w.rows if c != w.lane]
         plan.split, plan.chunks, plan.least, plan.grain = shared.along, shared.chunks, shared.least, grain(shared.work)
         why.update(why_grain(shared.work), split=f"few results of {w.size(shared.along)} elements and more")
         return plan
     plan.staged = staged_along(w)
-    if w.lane is not None and w.pairs is None and transposed is None and _half_width(w, w.lane, plan.staged):
+    if w.lane is not None and w.interleaved is None and transposed is None and _half_width(w, w.lane, plan.staged):
         plan.lanes, plan.unroll = 2 * w.lanes, max(1, unroll // 2)
         why["lanes"] += " of bf16, computed as the even lanes and the odd ones"
     plan.keep = kept(w, plan.lanes)
@@ -188,11 +188,11 @@ def _transposed(w: Walk) -> int | None:
     acc, lane = w.kernel.accesses, w.lane
     if lane is None or w.inner or lane in acc.fixed or body_ops(w.kernel) > 8 or w.size(lane) < w.lanes // 2:
         return None
-    if w.pairs is not None and any(st.kind(op) != "view" and "mlirc.pack" not in op.attributes for op in w.kernel.domain.loops):
+    if w.interleaved is not None and any(st.kind(op) != "view" and "mlirc.pack" not in op.attributes for op in w.kernel.domain.loops):
         return None  # pairs are moved as a whole
 
     def count(c: int) -> int:
-        return sum(transposes(a, lane, c, w.pairs) for a in acc.items)
+        return sum(transposes(a, lane, c, w.interleaved) for a in acc.items)
 
     def inside(c: int) -> int:
         around = margins(w.kernel, c)
@@ -219,8 +219,8 @@ def margins(kernel: KernelFunction, c: int) -> tuple[int, int] | None:
     return tuple(around[0]) if len(around) == 1 else None  # type: ignore[return-value]
 
 
-def transposes(access: Access, lane: int, along: int, pairs: int | None = None) -> bool:
-    """Whether a load is contiguous along a class (with the pairs inside of it), but not along the lanes."""
+def transposes(access: Access, lane: int, along: int, interleaved: int | None = None) -> bool:
+    """Whether a load is contiguous along a class (with what is interleaved inside of it), but not along the lanes."""
     if access.store or access.steps.get(lane, 0) in (0, 1):
         return False
-    return access.steps.get(along) == 1 if pairs is None else access.steps.get(along) == 2 and access.steps.get(pairs) == 1
+    return access.steps.get(along) == 1 if interleaved is None else access.steps.get(along) == 2 and access.steps.get(interleaved) == 1

@@ -26,8 +26,8 @@ class Walk:
     """Elements per vector, of the widest type that is computed with."""
     lane: int | None
     """The class along the lanes, one of `rows` or of `inner`; None for kernels of one element."""
-    pairs: int | None
-    """A class of two, or a few, that is stored inside of the lanes."""
+    interleaved: int | None
+    """A class of two to four that is stored inside of the lanes."""
     rows: list[int]
     inner: list[int]
     """Classes that are reduced."""
@@ -64,14 +64,14 @@ def walk(kernel: KernelFunction, target: Target) -> Walk:
     """Follow the memory of what is stored, and put along the lanes what is contiguous there."""
     d, acc = kernel.domain, kernel.accesses
     paired = _paired(kernel)
-    lane, pairs = paired or (None, None)
+    lane, interleaved = paired or (None, None)
     sizes: list[object] = list(d.sizes)
     merged: dict[int, int] = {}
-    rows = merge(_memory_order([c for c in d.rows if c != pairs], kernel), acc, sizes, merged)
+    rows = merge(_memory_order([c for c in d.rows if c != interleaved], kernel), acc, sizes, merged)
     inner = merge(_memory_order(list(d.inner), kernel), acc, sizes, merged)
     count = lanes(kernel, target)
     lane = _lane(rows, inner, sizes, kernel, count) if lane is None else lane
-    return Walk(kernel, count, lane, pairs, rows, inner, sizes, {c: n for c, n in merged.items() if c in (*rows, *inner)})
+    return Walk(kernel, count, lane, interleaved, rows, inner, sizes, {c: n for c, n in merged.items() if c in (*rows, *inner)})
 
 
 def body_ops(kernel: KernelFunction, along: set[int] | None = None) -> int:

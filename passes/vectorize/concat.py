@@ -50,7 +50,7 @@ class _Concat:
     def _counts(self, e: Evaluator) -> list[Number]:
         """Parallel range: outer dims; for columns that are interleaved chunks of the lanes, if threads have nothing else to share."""
         outer = self._outer(e)
-        if self.s.pairs is None:
+        if self.s.interleaved is None:
             return outer
         return [*outer[:-1], 1 if self.s.parallel else e.math.ceildiv(outer[-1], LANE_CHUNK)]
 
@@ -60,7 +60,7 @@ class _Concat:
 
         def iteration(p: Number, _: Values) -> Values:
             outer = [Index(i) for i in delinearize(e, p, self._counts(e))]
-            if self.s.pairs is not None:
+            if self.s.interleaved is not None:
                 self._interleave(outer)
                 return []
             start: Number = 0

@@ -14,6 +14,7 @@ from typing import Any
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, llvm, memref, scf, vector
 from ...errors import CompileError
+from ...runtime.abi import status_code
 from .. import structure as st
 from ..strategy.near import is_near
 from . import strided
@@ -217,7 +218,6 @@ class Evaluator:
         """Set the status word if a lane inside the bounds violates the condition; `message` begins with the error's name."""
         if self._fetching:  # it is checked when it is loaded
             return
-        code = {"IndexError": 1, "ZeroDivisionError": 2, "ProbabilityError": 4}.get(message.split(":")[0], 3)
         if isinstance(ok.type, ir.VectorType):
             if self.mask is not None:
                 true = builders.constant(ok.type, 1)
@@ -227,7 +227,7 @@ class Evaluator:
         branch = scf.IfOp(bad)
         with ir.InsertionPoint(branch.then_block):
             i64 = ir.IntegerType.get_signless(64)
-            llvm.StoreOp(builders.constant(i64, code), self.status, ordering=llvm.AtomicOrdering.monotonic, alignment=8)
+            llvm.StoreOp(builders.constant(i64, status_code(message)), self.status, ordering=llvm.AtomicOrdering.monotonic, alignment=8)
             scf.YieldOp([])
 
     # Points

@@ -158,9 +158,10 @@ class Loops:
         assert self.s.lane is not None
         size = self._size(e, self.s.lane)
         lo, hi = chunk or (0, size)
-        buffers = {
-            e.memory[a.value].buffer for a in self.k.accesses.items if transposes(a, self.s.lane, along, self.s.pairs)
-        } - {e.memory[a.value].buffer for a in self.k.accesses.items if not a.store and not transposes(a, self.s.lane, along, self.s.pairs)}
+        buffers: dict[bool, set[ir.Value]] = {True: set(), False: set()}
+        for a in self.k.accesses.items:
+            if not a.store:
+                buffers[transposes(a, self.s.lane, along, self.s.interleaved)].add(e.memory[a.value].buffer)
         around = margins(self.k, along)
         assert around is not None, "transposed where the padding is not known"
         low, high = around
@@ -168,7 +169,7 @@ class Loops:
 
         def block(first: Number, _: Values) -> Values:
             def lanes(i: Number, _: Values) -> Values:
-                e.tile = Tile(buffers, None if e.mask is None else m.sub(hi, i), self.s.pairs is not None)
+                e.tile = Tile(buffers[True] - buffers[False], None if e.mask is None else m.sub(hi, i), self.s.interleaved is not None)
                 for row in range(e.lanes):
                     e.tile.start(row)
                     self.env[along] = Index(m.add(first, row), inside=True)
@@ -369,21 +370,21 @@ class Loops:
 
     def _store(self, n: int) -> None:
         """One vector of result n."""
-        if self.s.pairs is not None:
-            self._store_pairs(n, self.s.pairs)
+        if self.s.interleaved is not None:
+            self._store_interleaved(n, self.s.interleaved)
             return
         v = self.k.results[n]
         point = self._point_of(v)
         self.e.store(self.out[n], point, self.e.value(v, point))
 
-    def _store_pairs(self, n: int, pairs: int) -> None:
-        """All values of every pair; of pairs that were transposed as they are, what is the first one's."""
+    def _store_interleaved(self, n: int, along: int) -> None:
+        """All values along the class; of pairs that were transposed as they are, what is the first one's."""
         e, v, place = self.e, self.k.results[n], self.out[n]
-        count = self.d.sizes[pairs]
+        count = self.d.sizes[along]
         assert isinstance(count, int)
         points, parts = [], []
         for i in range(1 if e.tile else count):
-            self.env[pairs] = Index(i)
+            self.env[along] = Index(i)
             points.append(self._point_of(v))
             parts.append(e.value(v, points[-1]))
         if not e.tile:

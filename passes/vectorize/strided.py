@@ -48,12 +48,12 @@ def store(e: Evaluator, place: Memory, points: Sequence[Point], parts: Sequence[
             e.store(place, point, part)
         return
     base = e.offset(place, points[0]).base
-    for wide in interleaved([e.to_storage(e.math.splat(part), place) for part in parts]):
+    for wide in interleave([e.to_storage(e.math.splat(part), place) for part in parts]):
         vector.store(wide, place.buffer, [e.math.value(base)])
         base = e.math.add(base, ir.VectorType(wide.type).shape[0])
 
 
-def interleaved(parts: Sequence[ir.Value]) -> list[ir.Value]:
+def interleave(parts: Sequence[ir.Value]) -> list[ir.Value]:
     """The first elements of two to four vectors, then the second ones, and so on: vectors that lie one after the other."""
     n, count = ir.VectorType(parts[0].type).shape[0], len(parts)
     if count == 2:

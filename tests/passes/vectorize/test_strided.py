@@ -115,7 +115,7 @@ def test_columns_are_interleaved(count, target, kind):
         x_type, y_type = f"tensor<{count}x{n}x{kind}>", f"tensor<{n}x{count}x{kind}>"
         body = generic("%r", [("%x", x_type)], y_type, ["j, i", "i, j"], "%o = arith.bitcast %a0 : " + f"{kind} to {kind}", loops="ij")
         text = kernel([("%x", x_type)], body, [("%r", y_type)], [[count, 1]])
-        assert strategy(text).pairs == 1
+        assert strategy(text).interleaved == 1
         if n == 5000:
             assert stages(text)["vector"].count("vector.scatter") == count, "in the tail"
         x = np.arange(n * count).reshape(count, n)
