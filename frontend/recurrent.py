@@ -212,6 +212,8 @@ def _layers(
         x = torch.cat(outs, 2) if both else outs[0]
         if dropout and train and layer < layers - 1:
             x = F.dropout(x, dropout, True)
+    if x is y and x.requires_grad:  # The gradient needs it, and whoever gets it may change it.
+        x = x.clone()
     x = x.transpose(0, 1) if batch_first else x
     return (x, torch.stack(hs), torch.stack(cs)) if kind == "lstm" else (x, torch.stack(hs))
 

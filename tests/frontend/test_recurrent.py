@@ -256,6 +256,28 @@ def test_initial_states_have_to_fit(f, gates, both):
                 run(right, wrong)
 
 
+@pytest.mark.parametrize("f,gates", [(torch.rnn_tanh, 1), (torch.gru, 3), (torch.lstm, 4)])
+@pytest.mark.parametrize("both", [False, True])
+def test_the_result_is_changed_in_place_before_the_gradient(f, gates, both):
+    """The gradient needs what the layer returned, not what became of it."""
+    n = 2 if both else 1
+    shapes = [shape for _ in range(n) for shape in ((3 * gates, 5), (3 * gates, 3), (3 * gates,), (3 * gates,))]
+
+    torch.manual_seed(0)
+    x, *params = [(R(*s) / 2).requires_grad_() for s in ((4, 2, 5), *shapes)]
+    h = torch.zeros(n, 2, 3)
+
+    def layer(x):
+        return f(x, [h, h] if f is torch.lstm else h, params, True, 1, 0.0, True, both, False)[0]
+
+    y = torch.compile(lambda x: layer(x).mul_(3), backend="mlirc")(x)
+    y.detach().add_(1)  # the user's, too
+    expected = layer(x) * 3 + 1
+    torch.testing.assert_close(y, expected)
+    ours, eager = (torch.autograd.grad(v.sin().sum(), [x, *params]) for v in (y, expected))
+    torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind,gates,aten", [("gru", 3, []), ("rnn_tanh", 1, []), ("lstm", 4, ["aten.mkldnn_rnn_layer.default"])])
 def test_many_steps(kind, gates, aten, monkeypatch):
     """oneDNN's loop where torch has it; else one op, however many steps: its own trace of a thousand takes very long to compile."""
