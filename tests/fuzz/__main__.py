@@ -27,8 +27,9 @@ CHUNK = 40
 @click.option("--out", default="fuzz-results", show_default=True, type=click.Path(path_type=Path), help="Folder for results and reproducers.")
 @click.option("--shrink/--no-shrink", default=True, show_default=True, help="Look for the smallest program that fails.")
 @click.option("--part", type=click.Choice(PARTS), help="A part of the grammar to take half of the ops from; `failing`: programs that raise.")
+@click.option("--large", is_flag=True, help="Tensors of up to a million elements, where loops have blocks and threads something to share.")
 @click.option("--run", "program", type=click.Path(path_type=Path, exists=True), help="Run one reproducer, in this process.")
-def main(count: int, jobs: int, seed: int, out: Path, shrink: bool, part: str | None, program: Path | None) -> None:
+def main(count: int, jobs: int, seed: int, out: Path, shrink: bool, part: str | None, large: bool, program: Path | None) -> None:
     """Compile COUNT random programs and compare them with eager mode.
 
     Continues where a run with the same folder stopped. A program that fails becomes a file of the folder, in its
@@ -45,7 +46,7 @@ def main(count: int, jobs: int, seed: int, out: Path, shrink: bool, part: str | 
     seeds = (s for s in itertools.count(seed) if s not in seeds_done)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, end_with_parent) as pool, tqdm(total=count, initial=passed, unit="graph", smoothing=0.05) as bar, log.open("a") as f:
-        waiting = {pool.submit(run, next(seeds), CHUNK, shrink, part or "") for _ in range(jobs)}
+        waiting = {pool.submit(run, next(seeds), CHUNK, shrink, part or "", large) for _ in range(jobs)}
         while waiting:
             finished = next(as_completed(waiting))
             waiting.remove(finished)
@@ -60,7 +61,7 @@ def main(count: int, jobs: int, seed: int, out: Path, shrink: bool, part: str | 
             bar.set_postfix(failures=failures, by_torch=by_torch)
             bar.update(result["ok"])
             if passed < count:
-                waiting.add(pool.submit(run, next(seeds), CHUNK, shrink, part or ""))
+                waiting.add(pool.submit(run, next(seeds), CHUNK, shrink, part or "", large))
         for _ in range(jobs):
             pool.submit(close_executor)
     print(f"{passed} programs agree with eager mode, {failures} failures, {by_torch} left out because torch alone differs")

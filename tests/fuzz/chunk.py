@@ -50,15 +50,15 @@ class Sorts:
         return cls.made[kind](f.kind, f.message, f.source)
 
 
-def run_chunk(seed: int, count: int, executor: Executor, shrink: bool = True, part: str = "") -> ChunkResult:
-    """`count` programs, or fewer if one fails; with more of the rules of `part`."""
+def run_chunk(seed: int, count: int, executor: Executor, shrink: bool = True, part: str = "", large: bool = False) -> ChunkResult:
+    """`count` programs, or fewer if one fails; with more of the rules of `part`, or on large tensors."""
     result = ChunkResult(seed)
     seen: set[str] = set()
     failed = False
 
     @hypothesis.seed(seed)
     @hypothesis.settings(max_examples=count, phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate], **QUIET)
-    @hypothesis.given(programs(part))
+    @hypothesis.given(programs(part, large))
     def one(program: Program | None) -> None:
         nonlocal failed
         if program is None:
@@ -95,11 +95,11 @@ def run_chunk(seed: int, count: int, executor: Executor, shrink: bool = True, pa
 _executor: Executor | None = None
 
 
-def run(seed: int, count: int, shrink: bool, part: str = "") -> dict[str, Any]:
+def run(seed: int, count: int, shrink: bool, part: str = "", large: bool = False) -> dict[str, Any]:
     """`run_chunk` in a process of a pool, which keeps its executor."""
     global _executor
     _executor = _executor or Executor()
-    return run_chunk(seed, count, _executor, shrink, part).as_dict()
+    return run_chunk(seed, count, _executor, shrink, part, large).as_dict()
 
 
 def end_with_parent() -> None:

@@ -17,7 +17,9 @@ from .tensors import tensor
 ALLOWED = frozenset(
     (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 )
-MAX_ELEMENTS = 20000
+MAX_ELEMENTS = 20_000
+LARGE_ELEMENTS = 1_000_000
+"""Of a tensor of a program with large sizes."""
 MAX_DIMS = 6
 MAX_VALUE = 1e4
 INVALID = (NameError, RuntimeError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError, ZeroDivisionError, OverflowError)
@@ -78,6 +80,7 @@ class Program:
     `wild`: infinities, NaN and huge values are let in.
     `kept`: the numbers that decide what a module keeps between calls, and who writes to it; then `f` is its `forward`.
     `automatic`: the first call is compiled for its sizes, and a later one for any.
+    `most`: elements of a tensor.
     """
 
     sizes: list[tuple[int, ...]]
@@ -86,6 +89,7 @@ class Program:
     wild: bool = False
     kept: Choices | None = None
     automatic: bool = False
+    most: int = MAX_ELEMENTS
     inputs: list[tuple[str, str]] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -115,7 +119,7 @@ class Program:
                 x = self._run(eval, expression, env)
             except INVALID:
                 return False
-            if x.numel() > MAX_ELEMENTS:
+            if x.numel() > self.most:
                 return False
             if self.grad and x.is_floating_point() and x._base is None:
                 x.requires_grad_()
@@ -225,7 +229,7 @@ class Program:
     def _acceptable(self, x: Any) -> bool:
         if not isinstance(x, torch.Tensor) or x.dtype not in ALLOWED or x.layout != torch.strided:
             return False
-        if x.numel() > MAX_ELEMENTS or x.dim() > MAX_DIMS:
+        if x.numel() > self.most or x.dim() > MAX_DIMS:
             return False
         if self.wild or not x.is_floating_point() or not x.numel():
             return True

@@ -12,7 +12,7 @@ from .choices import Choices
 from .grammar import rules
 from .grammar.failing import failing
 from .grammar.rules import DTYPES, FLOATS
-from .program import Program
+from .program import LARGE_ELEMENTS, MAX_ELEMENTS, Program
 from .tensors import KINDS
 
 NUMBERS = st.lists(st.integers(0, 999), min_size=10, max_size=10)
@@ -20,21 +20,25 @@ SETTING = st.lists(st.integers(0, 999), min_size=46, max_size=46)
 RESULTS, KEPT, FAILING = 14, 24, 40
 """Where in the setting the numbers for the results begin, those for what a module keeps, and those for a line that raises."""
 SIZES = (3, 2, 5, 1, 4, 7, 8, 13, 16, 17, 6, 31, 33, 64, 9, 3, 2, 5, 1, 4, 7, 8, 13, 16, 0)
-MORE_THAN_ONE = tuple(n for n in SIZES if n > 1)
+LARGE = (64, 3, 100, 300, 2, 130, 1000, 1, 17, 2100, 513, 48, 256, 5, 4097, 33, 10000, 768)
+"""Where loops have blocks, threads have something to share, and sums are long."""
 
 
-def build(setting: Sequence[int], inputs: Sequence[Sequence[int]], steps: Sequence[Sequence[int]], part: str = "") -> Program | None:
+def build(
+    setting: Sequence[int], inputs: Sequence[Sequence[int]], steps: Sequence[Sequence[int]], part: str = "", large: bool = False
+) -> Program | None:
     """The program that these numbers stand for; None if nothing is left of it."""
+    available = LARGE if large else SIZES
     c = Choices(setting)
     dynamic, grad, wild = c.chance(4), c.chance(2 if part == "masks" else 4), c.chance(8)
     dynamic ^= part == "meetings"
     kept = c.chance(5) or part == "state"
-    sizes: list[tuple[int, ...]] = _sizes(c) if dynamic else [()] * c.pick((1, 2, 1) if not kept else (3, 2, 4))
+    sizes: list[tuple[int, ...]] = _sizes(c, available) if dynamic else [()] * c.pick((1, 2, 1) if not kept else (3, 2, 4))
     if dynamic and kept:
         sizes += sizes[-1:]
-    p = Program(sizes, dynamic, grad, wild, Choices(setting[KEPT:FAILING]) if kept else None, dynamic and c.chance(5))
+    p = Program(sizes, dynamic, grad, wild, Choices(setting[KEPT:FAILING]) if kept else None, dynamic and c.chance(5), LARGE_ELEMENTS if large else MAX_ELEMENTS)
     for numbers in inputs:
-        p.add_input(_input(p, Choices(numbers)))
+        p.add_input(_input(p, Choices(numbers), available))
     if not p.inputs:
         return None
     table = rules(part)
@@ -61,17 +65,18 @@ def _fail(p: Program, c: Choices, part: str) -> None:
     p.results += ["bad"] * makes
 
 
-def _sizes(c: Choices) -> list[tuple[int, ...]]:
+def _sizes(c: Choices, available: Sequence[int]) -> list[tuple[int, ...]]:
     """Those of several calls: any, or some that become equal, one or nothing, or change places."""
-    a, b = c.pick(MORE_THAN_ONE), c.pick(MORE_THAN_ONE)
-    d, e = c.pick(SIZES), c.pick(SIZES)
+    more_than_one = tuple(n for n in available if n > 1)
+    a, b = c.pick(more_than_one), c.pick(more_than_one)
+    d, e = c.pick(available), c.pick(available)
     return c.pick(([(a, b), (d, e)], [(a, b), (b, a)], [(a, b), (d, d), (b, a)], [(a, a), (a, b), (d, a)], [(a, b), (0, b), (a, e)], [(a, b), (1, b), (b, 1)], [(a, b), (a, b), (a, e)], [(a, b), (a * b, 1), (1, a * b)]))
 
 
-def _input(p: Program, c: Choices) -> str:
+def _input(p: Program, c: Choices, available: Sequence[int]) -> str:
     rank = (2, 1, 3, 4, 2, 3, 0, 5)[c.below(8)]
     names = ["n0", "n1"] if p.dynamic else []
-    shape = [c.pick(names) if names and c.chance(2) else str(c.pick(SIZES)) for _ in range(rank)]
+    shape = [c.pick(names) if names and c.chance(2) else str(c.pick(available)) for _ in range(rank)]
     dtype = c.pick(FLOATS) if p.grad or c.chance(2) else c.pick(DTYPES)
     kind = c.pick(KINDS[:3] if not p.wild else KINDS)
     if p.inputs and c.chance(8):
@@ -104,7 +109,7 @@ def _choose_results(p: Program, c: Choices) -> bool:
 
 
 @st.composite
-def programs(draw: st.DrawFn, part: str = "") -> Program | None:
+def programs(draw: st.DrawFn, part: str = "", large: bool = False) -> Program | None:
     """Programs of about 3 to 12 ops on 1 to 3 inputs; None where the numbers mean nothing.
 
     The list of ops has a least length, or most programs would be tiny; one that is all zeros is no op, so that failures shrink.
@@ -112,4 +117,4 @@ def programs(draw: st.DrawFn, part: str = "") -> Program | None:
     setting = draw(SETTING)
     inputs = draw(st.lists(NUMBERS, min_size=1, max_size=3))
     steps = draw(st.lists(NUMBERS, min_size=9, max_size=16))
-    return build(setting, inputs, steps, part)
+    return build(setting, inputs, steps, part, large)
