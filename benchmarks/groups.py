@@ -134,9 +134,9 @@ def _kernels(gm: Any) -> list[_Kernel]:
     from mlirc.dialects.mlir import ir
     from mlirc.dialects.own import load_for
     from mlirc.driver import mark_weights, run_graph_passes
-    from mlirc.frontend.backend import static_inputs, weight_inputs
     from mlirc.frontend.imported import TensorSpec
     from mlirc.frontend.importer import import_graph
+    from mlirc.frontend.static_inputs import static_inputs, weight_inputs
     from mlirc.lowering.target import Target
     from mlirc.passes import structure as st
     from mlirc.passes.vectorize import KernelFunction

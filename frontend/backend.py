@@ -40,6 +40,7 @@ from .registration import allow_several_threads
 from .registry import LeaveGraph
 from .report import GraphReport, record
 from .runner import Runner
+from .static_inputs import leave_out_uncounted, static_inputs, weight_inputs
 
 allow_several_threads()
 forking.prepare()
@@ -66,6 +67,7 @@ def mlirc(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str 
 def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compiler: Callable[..., Any], options: Options) -> Any:
     """AOTAutograd as mlirc wants it: `compiler(gm, inputs, direction=...)` gets functional ATen graphs."""
     replace_layers(gm)
+    leave_out_uncounted(gm, example_inputs)
     whole: list[torch.fx.GraphModule] = []
 
     def inference(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -189,18 +191,6 @@ def _link(graph: ImportedGraph, compiled: CompiledGraph, hosts: Sequence[Any], o
     if planned.weights is not None:
         table = WeightTable(Program(planned.weights, objects, perf=options.perf), planned.weight_bytes)
     return Runner(graph, program, table, planned.weight_inputs, report)
-
-
-def static_inputs() -> list[int]:
-    """The placeholders of the graph being compiled that are parameters or buffers of the model."""
-    context = torch._guards.TracingContext.try_get()
-    metadata = getattr(context, "fw_metadata", None)
-    return list(getattr(metadata, "static_input_indices", None) or [])
-
-
-def weight_inputs(graph: ImportedGraph, static: Sequence[int]) -> list[int]:
-    """Those of the `static` placeholders that are tensors and that the graph does not write to."""
-    return [i for i in static if isinstance(graph.inputs[i], TensorSpec) and i not in graph.writes]
 
 
 __all__ = ["compile_fx", "mlirc"]

@@ -20,10 +20,11 @@ from ..options import Options
 from ..passes import structure as st
 from ..passes.outline import Kernel
 from ..passes.registry import UserCode, graph_stages, kernel_names, kernel_stages
-from .backend import capture, static_inputs, weight_inputs
+from .backend import capture
 from .explain import call, restored
 from .imported import ImportedGraph, TensorSpec
 from .importer import import_graph
+from .static_inputs import static_inputs, weight_inputs
 from .user_model import UserModel
 
 

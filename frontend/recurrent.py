@@ -146,7 +146,8 @@ recurrent.register_autograd(_gradient, setup_context=_setup)
 
 # The layers of torch.nn
 
-_KINDS = {torch.lstm: "lstm", torch.gru: "gru", torch.rnn_tanh: "tanh", torch.rnn_relu: "relu"}
+_FUNCTIONS = {"lstm": torch.lstm, "gru": torch.gru, "tanh": torch.rnn_tanh, "relu": torch.rnn_relu}
+_KINDS = {f: kind for kind, f in _FUNCTIONS.items()}
 MAX_STEPS = 1024
 """A longer sequence is left to oneDNN where torch knows how: every step is a few calls in the compiled program, and time for the compiler."""
 
@@ -161,7 +162,7 @@ def replace_layers(gm: torch.fx.GraphModule) -> None:
             kind = _KINDS.get(node.target) if node.op == "call_function" else None
             # With a second tensor instead of `hx`, the input is a PackedSequence.
             if kind and len(node.args) == 9 and isinstance(node.args[-1], bool) and isinstance(node.args[3], bool):
-                node.args = (kind, node.target, *node.args)
+                node.args = (kind, *node.args)
                 node.target = _layers
                 changed = True
         if changed:
@@ -169,7 +170,7 @@ def replace_layers(gm: torch.fx.GraphModule) -> None:
 
 
 def _layers(
-    kind: str, original: Any, x: Tensor, hx: Any, params: Sequence[Tensor], biases: bool, layers: int, dropout: float,
+    kind: str, x: Tensor, hx: Any, params: Sequence[Tensor], biases: bool, layers: int, dropout: float,
     train: bool, both: bool, batch_first: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """What `torch.lstm` and its like return for an input that is not packed."""
@@ -184,7 +185,7 @@ def _layers(
         steps, *sizes = map(int, sizes)
         most = math.inf
     if not all(isinstance(n, int) for n in (steps, *sizes)) or not 0 < steps <= most or len(params) != layers * directions * each:
-        return original(x, hx, params, biases, layers, dropout, train, both, batch_first)
+        return _FUNCTIONS[kind](x, hx, params, biases, layers, dropout, train, both, batch_first)
     expected = (layers * directions, x.shape[0 if batch_first else 1], params[1].shape[1])
     for state in (h0, *([] if c0 is None else [c0])):
         # In the words of the modules. ATen's own message would be another one for each fault, and oneDNN reads what is not there.

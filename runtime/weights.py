@@ -39,8 +39,8 @@ _computing = threading.Lock()
 def invalidate() -> None:
     """Forget everything computed from weights; the next call of each compiled model computes it again.
 
-    For writes to a weight that torch does not count (`w.data[...] = x`, `w.numpy()[...] = x`) and that the fingerprint may
-    have missed because they change a few elements only.
+    For writes to a weight that torch does not count (`w.data[...] = x`, `w.numpy()[...] = x`, any to a parameter made under
+    `inference_mode`) and that the fingerprint may have missed because they change a few rows, columns or elements only.
     """
     global _epoch
     _epoch += 1

@@ -33,6 +33,10 @@ def what_is_read(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Cal
     import torch._inductor.lowering  # noqa: F401  # its decompositions need it, and it takes seconds
 
     def compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy.default):
+            written, source = (n.meta["val"] for n in node.args[:2])
+            if written.shape == source.shape and written.dtype == source.dtype:  # nothing of what was there is read
+                node.replace_all_uses_with(node.args[1])
         gm.graph.eliminate_dead_code()
         gm.recompile()
         return make_boxed_func(gm.forward)

@@ -38,6 +38,11 @@ ACCUMULATING = frozenset(
     mkldnn_rnn_layer _scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable scaled_dot_product_attention""".split()
 )
 
+# What they add up may overflow in one order and not in another.
+SUMS = frozenset("sum nansum mean mm bmm addmm baddbmm mv dot addmv convolution cumsum".split())
+LARGE = 1e15
+"""Whose square overflows f32 in a sum of a few."""
+
 # 1 + erf(x) is off by a rounding of 1: the result by one of the operand.
 CANCELLING = frozenset(("gelu", "gelu_backward"))
 # The logarithm of a sum of one and what is smaller, and what a recurrence subtracts from: off by a rounding of one.
@@ -76,11 +81,17 @@ class Noise(TorchDispatchMode):
         """Zeros of either sign, of the shape and type of `x`."""
         return (torch.rand(x.shape, generator=self.generator) - 0.5).sign().to(x.dtype) * 0.0
 
+    def overflow(self, x: torch.Tensor) -> torch.Tensor:
+        """What becomes of a sum with partial sums too large for the type: an infinity, or the difference of two."""
+        kinds = torch.tensor([torch.inf, -torch.inf, torch.nan], dtype=x.dtype)  # or finite, as in eager mode
+        return kinds[torch.randint(0, 3, x.shape, generator=self.generator)]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         args = pytree.tree_map(_with_memory, args)
         name = func.overloadpacket.__name__
         schema = func._schema
+        large = func(*pytree.tree_map(_magnitude, args), **kwargs) if name in SUMS and _largest(args) > LARGE and _finite(args) else None
         if name.rstrip("_") in ACCUMULATING:
             # The schema of native_batch_norm does not tell that it writes to them.
             written = [p.name in RUNNING or p.alias_info is not None and p.alias_info.is_write for p in schema.arguments]
@@ -114,6 +125,8 @@ class Noise(TorchDispatchMode):
                     if name == FLASH and o.shape == args[0].shape:
                         finite = args[1].isfinite().flatten(1).all(1)[:, None, None, None]
                         o.copy_(torch.where(args[0].isfinite().all(-1, keepdim=True) & finite, o, torch.nan))
+                    if large is not None and large.shape == o.shape:
+                        o.copy_(torch.where(large.isfinite(), o, self.overflow(o)))
                     if name.rstrip("_") in ACCUMULATING and self.cancelling:
                         coin = torch.rand(o.shape, generator=self.generator) < 0.5
                         o.copy_(torch.where(coin & (o.abs() < 16 * torch.finfo(o.dtype).eps * _largest(args)), 0, o))
@@ -134,6 +147,15 @@ def _largest(args: Any) -> float:
     """The largest finite number among floating-point operands, at least one."""
     tensors = [x for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel()]
     return max([1.0, *(x.double().abs().nan_to_num(0.0, 0.0, 0.0).max().item() for x in tensors)])
+
+
+def _finite(args: Any) -> bool:
+    """Whether all floating-point operands are finite."""
+    return all(x.isfinite().all() for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor) and x.is_floating_point())
+
+
+def _magnitude(x: Any) -> Any:
+    return x.abs() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
 
 def _terms(args: Any) -> int:

@@ -137,6 +137,19 @@ def test_logarithm_of_a_sum_near_one():
     check(g, lambda: (tensor((500, 5), torch.float64, 1) * 5 - 9,))
 
 
+def test_products_that_overflow_in_another_order():
+    def f(x):
+        terms = 1.5e38 * torch.tensor([[1, -1, 1, -1, 1, -1, 1], [1, -2, 1, -2, 1, -2, 1.0]]) * x
+        order = [0, 2, 4, 6, 1, 3, 5] if compiling() else list(range(7))
+        return (terms[:, order] @ torch.ones(7, 2)).nan_to_num(), x.sum() + wrong * compiling()
+
+    wrong = 0
+    check(f, lambda: (torch.ones(7),))
+    wrong = 1
+    with pytest.raises(Difference, match="output 1"):
+        check(f, lambda: (torch.ones(7),))
+
+
 def test_gradients_that_have_no_memory():
     Run(lambda x: (torch.sgn(x), F.huber_loss(x, x * 0.5)), inputs(), True, Noise(0))
 

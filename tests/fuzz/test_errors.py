@@ -60,3 +60,13 @@ def test_what_nobody_reads_is_not_computed():
     with pytest.raises(Difference) as e:
         check_errors(f, inputs)
     assert e.value.kind == "no error" and e.value.by_torch
+
+
+def test_what_is_overwritten_is_not_computed():
+    def f(x, i):
+        x.index_fill_(0, i + 100, 1)
+        x.copy_(x[:1] * 0)
+
+    with pytest.raises(Difference) as e:
+        check_errors(f, inputs)
+    assert e.value.kind == "no error" and e.value.by_torch

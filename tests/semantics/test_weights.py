@@ -414,3 +414,39 @@ def test_optimizer_steps_compiled(input):
         optimizers[0].step()
         step()
         torch.testing.assert_close(ours.weight, eager.weight, rtol=1e-4, atol=1e-5)
+
+
+class Cache(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        keys = torch.zeros(64, 32)
+        self.keys = nn.Buffer(keys) if kind == "buffer" else [keys] if kind == "list" else keys
+
+    def set(self, x):
+        if isinstance(self.keys, list):
+            self.keys[0] = x
+        else:
+            self.keys = x
+
+    def rows(self):
+        return self.keys[0] if isinstance(self.keys, list) else self.keys
+
+    def forward(self, q):
+        return q @ self.rows().t()
+
+
+@pytest.mark.parametrize("kind", ["attribute", "buffer", "list"])
+@pytest.mark.parametrize("before", [False, True], ids=["", "compiled for a counted one"])
+def test_inference_tensors_have_no_versions(kind, before):
+    """A cache made under inference_mode and filled there row by row."""
+    net = Cache(kind)
+    f = compiled(net)
+    if before:
+        agrees(f, net, R(2, 32))
+    with torch.inference_mode():
+        net.set(torch.zeros(64, 32))
+        q = R(2, 32)
+        for row in range(8):
+            agrees(f, net, q)
+            net.rows()[row].fill_(row + 1)
+            agrees(f, net, q)
