@@ -151,7 +151,19 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
 
 @_decomposes(aten.uniform.default)
 def uniform(x: torch.Tensor, low: float = 0.0, high: float = 1.0) -> Any:
-    return NotImplemented if low > high else (_uniform(x) * (high - low) + low).to(x.dtype)
+    if low > high:
+        return NotImplemented
+    drawn = (_uniform(x) * (high - low) + low).to(x.dtype)  # which may round to the end that is left out
+    return drawn if low == high else drawn.clamp(max=_below(high, low, x.dtype))
+
+
+def _below(high: float, low: float, dtype: torch.dtype) -> float:
+    """The largest number of a type that is less than `high` is in that type; `low` if none is between them."""
+    info = torch.finfo(dtype)
+    fraction, exponent = math.frexp(high)
+    step = math.ldexp(info.eps, exponent - (2 if fraction == 0.5 else 1)) if high else 0.0
+    step = max(step, info.smallest_normal * info.eps)
+    return max(step * (round(high / step) - 1), low)
 
 
 @_decomposes(aten.normal_functional.default)

@@ -104,6 +104,19 @@ def test_two_byte_floats(dtype):
     assert abs(x.float().mean() - 0.5) < 0.01 and abs(y.float().mean()) < 0.02 and abs(y.float().std() - 1) < 0.02
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("low,high", [(0, 1), (1, 2), (-3, -1), (-1, 0), (0.5, 3.3), (100, 101.5), (-0.3, 1e-3), (1, 1 + 2**-20)])
+def test_the_end_is_left_out(dtype, low, high):
+    f = lambda: torch.empty(N, dtype=dtype).uniform_(low, high)  # noqa: E731
+    x = seeded(compiled(f))
+    least, most = torch.tensor([low, high], dtype=dtype)
+    assert not left_to_aten() and least <= x.min()
+    assert x.max() < high or least == most
+    if most - least > 20 * abs(most) * torch.finfo(dtype).eps:
+        middle = (low + high) / 2
+        assert abs(x.double().mean() - middle) < 0.02 * (high - low)
+
+
 DISCRETE = {
     "randint": (lambda: torch.randint(0, 10, (N,)), [0.1] * 10),
     "randint low": (lambda: torch.randint(-2, 2, (N,), dtype=torch.int32) + 2, [0.25] * 4),
