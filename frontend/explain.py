@@ -180,17 +180,17 @@ def call(model: Callable[..., Any], compiled: Callable[..., Any], args: tuple[An
     got = compiled(*args, **kwargs)
     outputs = [x for x in pytree.tree_leaves(got) if isinstance(x, torch.Tensor) and x.requires_grad]
     if outputs:
-        parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
-        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        wanted = [x for x in (*parameters, *tensors) if x.requires_grad]
-        if wanted:
+        used = _used(model, args, kwargs)
+        parameters = [p for m in used if isinstance(m, torch.nn.Module) for p in m.parameters()]
+        tensors = {id(x): x for x in (*parameters, *used) if isinstance(x, torch.Tensor)}.values()
+        if wanted := [x for x in tensors if x.requires_grad]:
             torch.autograd.grad(outputs, wanted, [torch.ones_like(x) for x in outputs], allow_unused=True)
 
 
 @contextlib.contextmanager
 def restored(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
     """Put back buffers and arguments that the calls write to, and the random state."""
-    used = pytree.tree_leaves((model, args, kwargs, *_captured(model)))
+    used = _used(model, args, kwargs)
     buffers = [b for m in used if isinstance(m, torch.nn.Module) for b in m.buffers()]
     tensors = {id(x): x for x in (*buffers, *used) if isinstance(x, torch.Tensor)}.values()
     saved = [(x, x.detach().clone(), 0 if x.is_inference() else x._version) for x in tensors]
@@ -202,6 +202,11 @@ def restored(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
                 for tensor, old, version in saved:
                     if _is_written(tensor, old, version):
                         tensor.copy_(old)
+
+
+def _used(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The modules and tensors that a call works with, among other things."""
+    return pytree.tree_leaves((model, args, kwargs, *_captured(model)))
 
 
 def _captured(model: Callable[..., Any]) -> list[Any]:

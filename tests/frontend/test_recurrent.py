@@ -292,3 +292,30 @@ def test_many_steps(kind, gates, aten, monkeypatch):
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(f, backend="mlirc", options={"strict": True})(*args), f(*args))
     assert left_to_aten() == aten and recorded()[-1].nodes < 30
+
+
+def checkpointed(layer, x):
+    return torch.utils.checkpoint.checkpoint(lambda x: layer(x)[0], x, use_reentrant=False) * 2
+
+
+def either(layer, x):
+    return torch.cond(x.sum() > 0, lambda x: layer(-x)[0].clone(), lambda x: layer(x)[0] * 2, (x,))
+
+
+def region(layer, x):
+    return torch.compiler.nested_compile_region(lambda x: layer(x)[0] * 1)(x) * 2
+
+
+@pytest.mark.parametrize("part", [checkpointed, either, region])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_in_a_graph_within_the_graph(kind, part):
+    torch.manual_seed(0)
+    layer = getattr(nn, kind)(6, 8, batch_first=True)
+    x = R(2, 5, 6)
+    x = (x - x.mean() - 0.1).requires_grad_()
+    leaves = [x, *layer.parameters()]
+    ours, eager = torch.compile(part, backend="mlirc")(layer, x), layer(x)[0] * 2
+    torch.testing.assert_close(ours, eager)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), leaves) for y in (ours, eager)), rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(part, backend="mlirc")(layer, x), eager)
