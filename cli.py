@@ -171,7 +171,7 @@ def _dump_file(path: Path, options: Options, user: UserCode, selection: Selectio
     try:
         text = path.read_text()
         dump_kernel(Kernel(re.sub(r"\W", "_", path.stem), text, text), options, user, selection, show)
-    except ir.MLIRError as e:
+    except (ir.MLIRError, UnicodeDecodeError) as e:
         raise CompileError(f"{path} is not the text of a kernel: {e}") from None
 
 
@@ -192,7 +192,9 @@ def _user_code(what: str) -> Iterator[None]:
         path = str(Path(what.rpartition(":")[0]).resolve())
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if str(Path(f.filename).resolve()) == path]
         where = f"{path}:{lines[-1]}: " if lines else ""
-        raise click.ClickException(f"{where}{type(error).__name__}: {error}") from e
+        # What torch's C++ code was doing is of no use to anybody here.
+        message = str(error).partition("\nException raised from ")[0]
+        raise click.ClickException(f"{where}{type(error).__name__}: {message}") from e
 
 
 def _graphs(what: str, inputs: tuple[str, ...], dynamic: bool, train: bool, number: int | None, options: Options) -> list[Captured]:
@@ -219,7 +221,7 @@ def _dump_graphs(
 
     def wanted(number: int, name: str) -> bool:
         nonlocal matched
-        fits = kernel is None or kernel == name or (kernel.removeprefix("k").isdigit() and int(kernel.removeprefix("k")) == number)
+        fits = kernel is None or kernel == name or re.fullmatch(f"k?0*{number}", kernel) is not None
         matched = matched or fits
         return fits
 
@@ -252,6 +254,8 @@ def explain(
 
     FILE is FILE.py:NAME (a module, a module class or a function) or a program saved by torch.export (.pt2).
     """
+    if what.endswith(".mlir"):
+        raise click.UsageError(f"{what} is a kernel, to be looked at with `dump`; explain wants FILE.py:NAME or a .pt2 file")
     options = _options(settings, mode, target, passes)
 
     import torch

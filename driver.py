@@ -67,12 +67,11 @@ def compile_kernel(
         module = ir.Module.parse(text)
         see("kernel", module)
         user.run_after("kernel", module, see)
-        function = st.operation(module.body.operations[0])
-        kernel = KernelFunction(function)
+        kernel = KernelFunction.of(module)
         strategy = user.strategy(kernel, target, select_strategy(kernel, target))
         strategy = adjusted(kernel, target, strategy, adjustment)
         if observer:
-            write_strategy(function, strategy)
+            write_strategy(kernel.function, strategy)
             see("strategy", reasons(strategy) + module.operation.get_asm(enable_debug_info=locations))
         # What belongs to no single op, such as loops, belongs to the line of the anchor, or else the last one.
         with _line_of(kernel) if locations else ir.Location.unknown():
@@ -275,7 +274,7 @@ def _check_pin(kernel: Kernel, target: Target, files: tuple[UserFile, ...], adju
     with kernel_context(), ir.Location.unknown():
         load_for(kernel.text)
         module = ir.Module.parse(kernel.text)
-        function = KernelFunction(st.operation(module.body.operations[0]))
+        function = KernelFunction.of(module)
         try:
             adjusted(function, target, select_strategy(function, target), adjustment)
         except OptionError as e:

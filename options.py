@@ -105,7 +105,13 @@ SEPARATORS = {"pin": ";"}
 
 MAX_WORKERS = 256
 
-MODES: dict[str, dict[str, object]] = {"default": {}, "reduce-overhead": {}, "max-autotune": {"tune": True}}
+MODES: dict[str, dict[str, object]] = {
+    "default": {},
+    "reduce-overhead": {},
+    "max-autotune": {"tune": True},
+    "max-autotune-no-cudagraphs": {"tune": True},
+}
+"""Those of `torch.compile` for Inductor; what has to do with GPUs says nothing here."""
 
 
 def _parse(text: str) -> dict[str, object]:

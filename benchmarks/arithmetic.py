@@ -47,14 +47,13 @@ def count(text: str) -> Work | None:
     """The work of a kernel, given as the text of its module; None where its sizes are symbols."""
     from mlirc.dialects.mlir import ir
     from mlirc.dialects.own import load_for
-    from mlirc.passes import structure as st
     from mlirc.passes.domain import loop_sizes
     from mlirc.passes.vectorize import KernelFunction
 
     with ir.Context(), ir.Location.unknown():
         load_for(text)
         module = ir.Module.parse(text)
-        kernel = KernelFunction(st.operation(module.body.operations[0]))
+        kernel = KernelFunction.of(module)
         work = Work()
         for op in kernel.domain.loops:
             if op.name != "linalg.generic":

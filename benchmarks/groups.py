@@ -138,7 +138,6 @@ def _kernels(gm: Any) -> list[_Kernel]:
     from mlirc.frontend.importer import import_graph
     from mlirc.frontend.static_inputs import static_inputs, weight_inputs
     from mlirc.lowering.target import Target
-    from mlirc.passes import structure as st
     from mlirc.passes.vectorize import KernelFunction
 
     out = []
@@ -163,7 +162,7 @@ def _kernels(gm: Any) -> list[_Kernel]:
                 continue
             load_for(k.text)
             module = ir.Module.parse(k.text)
-            kind = KernelFunction(st.operation(module.body.operations[0])).domain.kind
+            kind = KernelFunction.of(module).domain.kind
             calls = max(callees.count(k.name), 1)
             if kind in ("contraction", "convolution", "bucket") or "_pack_" in k.name:
                 continue
@@ -293,7 +292,6 @@ def _of_the_model(group: Group) -> tuple[tuple[int, int, int] | None, Any]:
     from mlirc.dialects.own import load_for
     from mlirc.driver import compile_kernel
     from mlirc.lowering.target import Target
-    from mlirc.passes import structure as st
     from mlirc.passes.build_plan import BYTES
     from mlirc.passes.vectorize import KernelFunction
     from mlirc.runtime.loader import Library
@@ -305,7 +303,7 @@ def _of_the_model(group: Group) -> tuple[tuple[int, int, int] | None, Any]:
     with ir.Context(), ir.Location.unknown():
         load_for(group.text)
         module = ir.Module.parse(group.text)
-        kernel = KernelFunction(st.operation(module.body.operations[0]))
+        kernel = KernelFunction.of(module)
         if kernel.domain.anchor is not None and kernel.domain.anchor.name == "mlirc.segments":
             return None, None  # where its updates go comes from another kernel: both are timed
         strides = [*(kernel.strides.get(v) for v in kernel.arguments), *kernel.result_strides]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch._functorch.config
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import default_partition
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
 from .. import log
 from ..dialects.mlir import ir
@@ -77,7 +77,12 @@ def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compiler: C
     def partition(joint: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         whole.append(joint)
         keep_seeds(joint)
-        return default_partition(joint, *args, **kwargs)
+        budget = torch._functorch.config.activation_memory_budget
+        if budget == 1:
+            return default_partition(joint, *args, **kwargs)
+        # With a budget of nothing, seeds would be drawn again.
+        with torch._functorch.config.patch(activation_memory_budget=max(budget, 1e-9)):
+            return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
     traced = aot_autograd(
         fw_compiler=functools.partial(compiler, direction="forward"),

@@ -144,6 +144,9 @@ class _Importer:
         for n in nodes:
             if n.op == "get_attr":
                 value = getattr(self.gm, str(n.target), None)
+                if isinstance(value, torch.fx.GraphModule):
+                    users = sorted({getattr(u.target, "__name__", str(u.target)) for u in n.users})
+                    raise LeaveGraph(f"{', '.join(users)} calls a graph of its own", node=n.format_node(), source=source_of(n))
                 if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or value.device.type != "cpu":
                     raise LeaveGraph(f"the graph holds a {type(value).__name__}", node=n.format_node(), source=source_of(n))
                 n.meta.setdefault("val", value)

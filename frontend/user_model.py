@@ -56,7 +56,7 @@ def load_model(what: str, inputs: Sequence[str] = ()) -> UserModel:
         path = what
         name = ""
     if not path.endswith(".py"):
-        raise NotFound(f"{what!r} is neither FILE.py:NAME, nor a .pt2 or .mlir file")
+        raise NotFound(f"{what!r} is neither FILE.py:NAME, nor a .pt2 file, nor, for `dump`, a .mlir file")
     module = _import(_existing(Path(path)))
     target: Any = module
     for part in name.split(".") if name else ():

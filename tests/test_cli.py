@@ -299,6 +299,18 @@ def test_a_kernel_that_does_not_compile(tmp_path):
     path = tmp_path / "bad.mlir"
     path.write_text("func.func @kernel(")
     assert "not the text of a kernel" in mlirc("dump", path, code=1).output
+    for text in ("module {}", "func.func @f() { return }", "func.func @f() { return }\nfunc.func @g() { return }"):
+        path.write_text(text)
+        assert "not a kernel: that is a module of one function" in mlirc("dump", path, code=1).output
+    path.write_bytes(b"\xff\xfe\x00")
+    assert "not the text of a kernel" in mlirc("dump", path, code=1).output
+    assert "to be looked at with `dump`" in mlirc("explain", path, code=2).output
+
+
+def test_numbers_that_are_none(model):
+    assert "no kernel '²'" in mlirc("dump", f"{model}:attention", *QKV, "--kernel", "²", code=2).output
+    output = mlirc("dump", f"{model}:attention", "--input", "99999999999999999999xf32", code=1).output
+    assert "Overflow" in output and "frame" not in output, output
 
 
 def test_what_a_lowering_refuses_is_an_error_with_its_line(tmp_path):

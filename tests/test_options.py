@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 from mlirc import Options
 from mlirc.options import MODES
@@ -25,6 +26,12 @@ def test_given_wins_over_environment(monkeypatch):
     monkeypatch.setenv("MLIRC_OPTIONS", "workers=3, strict=on")
     options = Options.make({"workers": 1})
     assert (options.workers, options.strict) == (1, True)
+
+
+def test_modes_of_inductor():
+    """A script that changes nothing but the backend goes on."""
+    for mode in ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
+        assert mode in torch._inductor.list_mode_options() and Options.make(mode=mode).tune == mode.startswith("max-autotune")
 
 
 def test_paths_may_be_objects():

@@ -39,7 +39,7 @@ def make_trial(text: str, target: Target) -> Trial | str:
     with kernel_context(), ir.Location.unknown():
         load_for(text)
         module = ir.Module.parse(text)
-        kernel = KernelFunction(st.operation(module.body.operations[0]))
+        kernel = KernelFunction.of(module)
         if kernel.domain.kind not in ("contraction", "convolution"):
             return "it has no product"
         if kernel.names or any(not isinstance(size, int) for size in kernel.domain.sizes):

@@ -40,6 +40,14 @@ class KernelFunction:
             raise CompileError(f"not a kernel: {e}") from e
         self._accesses: Accesses | None = None
 
+    @classmethod
+    def of(cls, module: ir.Module) -> KernelFunction:
+        """The function of a module. Raises CompileError where that is no kernel, which says how its results lie in memory."""
+        functions = [op for op in map(st.operation, module.body.operations) if op.name == "func.func"]
+        if len(functions) != 1 or "mlirc.result_strides" not in functions[0].attributes:
+            raise CompileError("not a kernel: that is a module of one function, with an attribute mlirc.result_strides")
+        return cls(functions[0])
+
     @property
     def accesses(self) -> Accesses:
         if self._accesses is None:

@@ -150,6 +150,11 @@ def test_products_that_overflow_in_another_order():
         check(f, lambda: (torch.ones(7),))
 
 
+@pytest.mark.parametrize("function,zero", [(F.mish, -1.1925), (F.silu, -1.2785), (F.gelu, -0.7518)])
+def test_derivatives_near_their_zeros(function, zero):
+    check(function, lambda: (tensor((5000,), torch.float32, 1) / 1000 + zero,), grad=True)
+
+
 def test_gradients_that_have_no_memory():
     Run(lambda x: (torch.sgn(x), F.huber_loss(x, x * 0.5)), inputs(), True, Noise(0))
 

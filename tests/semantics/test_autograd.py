@@ -473,3 +473,37 @@ def test_forward_mode():
             ours(x)
         ours(R(4))
     ours(R(4))
+
+
+@pytest.mark.parametrize("budget", [1, 0.3, 0])
+def test_a_budget_for_what_is_saved(budget):
+    """Less memory, the same gradients, dropout included."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.wide, self.narrow, self.drop = nn.LayerNorm(24), nn.Linear(24, 96), nn.Linear(96, 24), nn.Dropout(0.2)
+
+        def forward(self, x):
+            return x + self.drop(self.narrow(F.gelu(self.wide(self.norm(x)))))
+
+    torch.manual_seed(0)
+    net = nn.Sequential(*[Block() for _ in range(3)])
+    x = torch.randn(16, 24)
+    results = []
+    for limit in (1, budget):
+        sizes = {}
+
+        def keep(t, sizes=sizes):
+            sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        torch._dynamo.reset()
+        torch.manual_seed(1)
+        with torch._functorch.config.patch(activation_memory_budget=limit):
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+                y = torch.compile(net, backend="mlirc")(x)
+            results.append((sum(sizes.values()), torch.autograd.grad(y.square().sum(), list(net.parameters()))))
+    (most, expected), (memory, got) = results
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert memory < 0.8 * most or budget == 1
