@@ -22,6 +22,8 @@ operands, if they agree, and a pad in front of such, of an elementwise op or of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..dialects import builders
 from ..dialects.mlir import ir
 from . import structure as st
@@ -93,7 +95,7 @@ def follow_operand(op: ir.Operation) -> None:
     full = [m for m in (st.map_dims(m) for m in maps[:-1]) if None not in m and sorted(m) == list(range(rank))]  # type: ignore[type-var]
     if any(m == list(range(rank)) for m in full) or any(len(o.regions) for o in st.body_ops(op)):
         return
-    order = full[0] if full else _gathered(op, rank)
+    order = full[0] if full else _windows(maps, rank) or _gathered(op, rank)
     if order == list(range(rank)):
         return
     # Loop d of the old op is loop order.index(d) of the new one: the chosen operand is then walked in order.
@@ -116,6 +118,14 @@ def follow_operand(op: ir.Operation) -> None:
         back = builders.transpose(new.results[0], [order.index(d) for d in range(rank)], sizes)
     op.results[0].replace_all_uses_with(back)
     op.erase()
+
+
+def _windows(maps: Sequence[ir.AffineMap], rank: int) -> list[int] | None:
+    """The loops of windows of one operand (`unfold`), with that one innermost along which it is contiguous."""
+    if len(maps) != 2 or not any(isinstance(e, ir.AffineAddExpr) for e in maps[0].results):
+        return None
+    last = st.map_dims(maps[0])[-1]
+    return None if last is None else [*(d for d in range(rank) if d != last), last]
 
 
 def _gathered(op: ir.Operation, rank: int) -> list[int]:

@@ -193,7 +193,9 @@ class _Fusion:
             return "a scatter writes into memory that is filled before"
         if self._anchored(current) and self._anchored(other) and not st.siblings(self._anchors(current) + self._anchors(other)):
             return "two anchors"
-        window = self._overlaps(consumer, other)
+        # Another op of the kernel may read the same value, and have been refused it.
+        readers = (op for op in self.groups[current] if any(other in self._producers(v) for v in self.reads[op]))
+        window = next(filter(None, (self._overlaps(op, other) for op in readers)), None)
         return window or self._impossible(current, other)
 
     def _impossible(self, current: int, other: int) -> str | None:
@@ -228,14 +230,19 @@ class _Fusion:
         return [op for op in self.groups[group] if st.kind(op) in ANCHORS]
 
     def _overlaps(self, consumer: ir.Operation, other: int) -> str | None:
-        """Producers are not recomputed for every position of a window, nor functions for much padding, nor is padding looked for in many copies."""
+        """Why what a group computes had better be stored for `consumer`.
+
+        Values are not computed again for every position of a window, functions not for much padding; padding is not looked for in
+        many copies.
+        """
         for value, loops in operand_loops(consumer):
             if other not in self._producers(value):
                 continue
-            windows = st.kind(consumer) == "reduction" or st.kind(consumer) == "elementwise" and "mlirc.pack" not in consumer.attributes
+            kind = st.kind(consumer)
+            windows = kind == "reduction" or (kind == "elementwise" and "mlirc.pack" not in consumer.attributes)
             if windows and None in [d for d, s in zip(loops, st.shape(value)) if s != 1]:
                 return "windows overlap"
-            if st.kind(consumer) == "pad" and much_padding(consumer) and any(map(is_function, self._made_anew(value, other))):
+            if kind == "pad" and much_padding(consumer) and any(map(is_function, self._made_anew(value, other))):
                 return "would be computed for padding"
             if often_copied(consumer, value, loops) and any(st.kind(op) == "pad" for op in self._made_anew(value, other)):
                 return "padding would be looked for in every copy"

@@ -90,7 +90,7 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
         why["rows"] = "short rows that are reduced along the lanes"
     if plan.staged is not None:
         plan.parallel, plan.block = [*(c for c in w.rows if c != plan.staged), plan.staged], w.lanes
-        work = body_ops(kernel) * plan.block * w.product(w.inner)
+        work = _ops(kernel) * plan.block * w.product(w.inner)
         why["staged"] = "loads are contiguous along it, but not along the rows that are reduced"
     else:
         plan.parallel, plan.serial = _shared_by_threads(w, transposed)
@@ -98,7 +98,7 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
             plan.transposed = transposed
             plan.serial.append(transposed)
             why["transposed"] = "loads are contiguous along it, stores are not"
-        work = body_ops(kernel) * _elements(w, plan)
+        work = _ops(kernel) * _elements(w, plan)
     plan.grain = grain(work)
     why.update(why_grain(work))
     return plan
@@ -113,6 +113,11 @@ def _shared_by_threads(w: Walk, transposed: int | None) -> tuple[list[int], list
     while serial and w.product(parallel) < 64:
         parallel.append(serial.pop(0))
     return parallel, serial
+
+
+def _ops(kernel: KernelFunction) -> int:
+    """Ops of an element; moving it is one."""
+    return max(body_ops(kernel), 1)
 
 
 def _elements(w: Walk, plan: LoopStrategy) -> int:

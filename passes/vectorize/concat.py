@@ -79,6 +79,7 @@ class _Concat:
         lo = 0 if self.s.parallel else e.math.mul(chunk.base, LANE_CHUNK)
         hi = length if self.s.parallel else e.math.minimum(e.math.add(lo, LANE_CHUNK), length)
         columns = [(v, i) for v in self.inputs for i in range(st.shape(v)[-1])]
+        assert len(columns) == st.shape(self.op.results[0])[-1], "columns that are not known"
 
         def element(i: Number, _: Values) -> Values:
             e.math.enter()

@@ -47,6 +47,29 @@ def test_two_transposes_are_one_or_none():
     )
 
 
+def test_windows_are_stored_as_they_are_contiguous():
+    """x[b, t + k, c] as [b, t, c, k]: the loop of c is innermost, and the copy is no transposition."""
+    x, windows = "tensor<2x20x64xf32>", "tensor<2x14x64x7xf32>"
+    body = generic("%r", [("%x", x)], windows, ["i, j + l, k", "i, j, k, l"], "%o = arith.negf %a0 : f32", loops="ijkl")
+    check(
+        function([("%x", x)], body, [("%r", windows)]),
+        fold_transposes,
+        """
+        CHECK: #[[WINDOWS:.*]] = affine_map<(d0, d1, d2, d3) -> (d0, d1 + d2, d3)>
+        CHECK: linalg.generic {indexing_maps = [#[[WINDOWS]], #
+        CHECK-SAME: outs(%{{.*}} : tensor<2x14x7x64xf32>)
+        CHECK: linalg.transpose {{.*}} permutation = [0, 1, 3, 2]
+        """,
+        clean=True,
+    )
+
+
+def test_windows_along_memory_stay():
+    x, windows = "tensor<2x64x20xf32>", "tensor<2x64x14x7xf32>"
+    body = generic("%r", [("%x", x)], windows, ["i, j, k + l", "i, j, k, l"], "%o = arith.negf %a0 : f32", loops="ijkl")
+    check(function([("%x", x)], body, [("%r", windows)]), fold_transposes, "CHECK-NOT: linalg.transpose", clean=True)
+
+
 def test_elementwise_ops_keep_the_layout_of_their_operand():
     """relu(transpose(x)) is transpose(relu(x)): a chain stays channels-last."""
     nchw, nhwc = "tensor<1x3x5x7xf32>", "tensor<1x5x7x3xf32>"

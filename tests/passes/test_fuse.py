@@ -180,6 +180,17 @@ def test_windows_that_overlap_are_read_from_memory():
     assert found["math.exp"] != found["math.sin"] == found["math.absf"]
 
 
+def test_another_reader_does_not_bring_windows_and_producer_together():
+    """exp(x) is read by windows, and in their centre by an op of their kernel."""
+    small = "tensor<4x6xf32>"
+    text = generic("%a", [("%x", T)], T)
+    text += generic("%b", [("%a", T), ("%w", "tensor<3xf32>")], small, ["i, j + k", "k", "i, j"], "%p = arith.addf %a0, %a1 : f32\n%o = arith.maximumf %p, %a2 : f32", "ppr", "ijk", "0.0")
+    text += f"%s = tensor.extract_slice %a[0, 1] [4, 6] [1, 1] : {T} to {small}\n"
+    text += generic("%c", [("%b", small), ("%s", small)], small, body="arith.mulf")
+    found = groups(function([("%x", T), ("%w", "tensor<3xf32>")], text, [("%c", small)]))
+    assert found["math.exp"] != found["arith.addf+arith.maximumf"] == found["arith.mulf"]
+
+
 NORM = generic("%s", [("%v", COLUMN)], COLUMN, body="math.rsqrt") + generic("%f", [("%s", COLUMN), ("%v", COLUMN)], COLUMN, body="arith.mulf")
 NORM += generic("%a", [("%x", T), ("%f", COLUMN)], T, ["i, j", "j", "i, j"], "arith.addf")
 

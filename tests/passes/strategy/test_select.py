@@ -54,6 +54,14 @@ def test_small_kernels_stay_on_one_thread():
     assert small.grain > 4 and large.grain < 100
 
 
+def test_copies_are_shared_by_threads():
+    """Moving an element is an op, also where columns are put side by side."""
+    x, out = "tensor<1000000x1xf32>", "tensor<1000000x2xf32>"
+    body = f"%r = tensor.concat dim(1) %x, %y : ({x}, {x}) -> {out}\n"
+    s = strategy(kernel([("%x", x), ("%y", x)], body, [("%r", out)], [[2, 1]]))
+    assert s.interleaved is not None and not s.parallel and s.grain < 50
+
+
 def test_transposed_copies_are_shared_by_threads():
     """What a thread has to do for one of the heads is all of its rows."""
     x, t = "tensor<12x128x64xf32>", "tensor<12x64x128xf32>"

@@ -126,6 +126,16 @@ def test_columns_are_interleaved(count, target, kind):
         assert untouched(got)
 
 
+def test_an_unknown_number_of_columns():
+    """Of each operand; together they are four."""
+
+    def f(x, y, z):
+        k = z.shape[0]
+        return torch.cat([x.reshape(-1, 4)[:, :k], y.reshape(-1, 4)[:, k:]], -1)
+
+    compare(f, torch.randn(160), torch.randn(160), torch.randn(2), dynamic=True, options={"strict": True})
+
+
 @pytest.mark.parametrize("columns,rows_have_lanes", [(3, True), (7, False)])
 def test_short_rows_are_folded_where_they_would_be_gathered(columns, rows_have_lanes):
     """Rows of three are loaded by vectors and shuffles; of seven, each row is one vector, whose lanes are added up."""
