@@ -82,7 +82,7 @@ def much_padding(op: ir.Operation) -> bool:
 
 
 def often_copied(op: ir.Operation, value: ir.Value, loops: Sequence[int | None]) -> bool:
-    """Whether an elementwise op reads each element of an operand, whose dims `loops` walk over, many times, and not one time after another."""
+    """Whether an elementwise op reads each element of an operand, whose dims `loops` walk over, many times, and not where its copies are innermost."""
     wide, read = st.shape(op.results[0]), st.shape(value)
     if st.kind(op) != "elementwise" or min((*wide, *read), default=1) <= 0 or len(wide) - 1 not in loops:
         return False

@@ -78,16 +78,15 @@ def unfold(b: GraphBuilder, node: Any, x: T, dim: int, size: int, step: int) -> 
 def im2col(b: GraphBuilder, node: Any, x: T, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]) -> T:
     """Windows of an image: [..., channels * kernel, places]."""
     if not (x.dtype.is_floating_point or x.dtype == torch.bool):
-        raise Unsupported("im2col of integers: eager mode refuses them")
+        raise Unsupported("im2col of integers or complex numbers: eager mode refuses them")
     lead = x.rank - 2
     x = b.pad(x, [0] * lead + list(padding), [0] * lead + list(padding), 0) if any(padding) else x
     dim = ir.AffineDimExpr.get
-    sizes, places = list(x.shape[:lead]), [dim(d) for d in range(lead)]
-    for i, (n, k, d, s) in enumerate(zip(x.shape[lead:], kernel_size, dilation, stride)):
-        sizes[lead + i : lead + i] = [k]
-        sizes.append(floordiv(n - d * (k - 1) - 1, s) + 1)
-        places.append(dim(lead + 2 + i) * s + dim(lead + i) * d)
-    return b.reshape(b.windows(x, sizes, ir.AffineMap.get(lead + 4, 0, places)), out_shape(node))
+    windows = [floordiv(n - d * (k - 1) - 1, s) + 1 for n, k, d, s in zip(x.shape[lead:], kernel_size, dilation, stride)]
+    read = [dim(d) for d in range(lead)]
+    read += [dim(lead + 2 + i) * s + dim(lead + i) * d for i, (d, s) in enumerate(zip(dilation, stride))]
+    out = b.windows(x, [*x.shape[:lead], *kernel_size, *windows], ir.AffineMap.get(lead + 4, 0, read))
+    return b.reshape(out, out_shape(node))
 
 
 @lowers(aten.diagonal.default, aten.diagonal_copy.default)

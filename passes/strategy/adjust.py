@@ -198,7 +198,7 @@ def _impossible_loops(kernel: KernelFunction, target: Target, model: LoopStrateg
         valid = ", ".join(str(n) for n in (4, 8, 16, 32) if n <= most)
         return f"lanes={s.lanes} is impossible for this kernel; valid: {valid}"
     if s.lanes != model.lanes and any(c is not None for c in (model.transposed, model.staged, model.interleaved)):
-        return f"lanes={s.lanes} is impossible for this kernel, which transposes blocks in registers; valid: {model.lanes}"
+        return f"lanes={s.lanes} is impossible for this kernel, which transposes or interleaves in registers; valid: {model.lanes}"
     single = s.transposed is not None or s.lane is None or s.kind in ("scan", "concat") or bool(s.lane not in s.inner and kernel.domain.reductions)
     if s.unroll != model.unroll and s.unroll > (1 if single else 8):
         return f"unroll={s.unroll} is impossible for this kernel; valid: {'1' if single else '1 to 8'}"

@@ -63,8 +63,7 @@ class Walk:
 def walk(kernel: KernelFunction, target: Target) -> Walk:
     """Follow the memory of what is stored, and put along the lanes what is contiguous there."""
     d, acc = kernel.domain, kernel.accesses
-    paired = _paired(kernel)
-    lane, interleaved = paired or (None, None)
+    lane, interleaved = _interleaved(kernel) or (None, None)
     sizes: list[object] = list(d.sizes)
     merged: dict[int, int] = {}
     rows = merge(_memory_order([c for c in d.rows if c != interleaved], kernel), acc, sizes, merged)
@@ -181,10 +180,10 @@ def _side_by_side(concat: ir.Operation, innermost: list[int | None], columns: li
     return all(st.shape(v)[-1] >= 0 for v in concat.operands) and innermost == columns and ir.IntegerAttr(concat.attributes["dim"]).value == last
 
 
-def _paired(kernel: KernelFunction) -> tuple[int, int] | None:
+def _interleaved(kernel: KernelFunction) -> tuple[int, int] | None:
     """(lane class, class of a few) of a kernel that stores so many elements next to each other for each index along the lanes."""
-    d, acc = kernel.domain, kernel.accesses
-    stores = [a for a in acc.items if a.store]
+    d = kernel.domain
+    stores = [a for a in kernel.accesses.items if a.store]
     if d.reductions or not stores:
         return None
     steps = stores[0].steps
@@ -192,10 +191,22 @@ def _paired(kernel: KernelFunction) -> tuple[int, int] | None:
     lane = next((c for c in d.rows if c != few and few is not None and steps.get(c) == d.sizes[few]), None)
     if few is None or lane is None or any(a.steps.get(few) != 1 or a.steps.get(lane) != d.sizes[few] for a in stores):
         return None
+    packs = any("mlirc.pack" in op.attributes for op in d.loops)
+    return (lane, few) if (_whole_pairs if packs else _few_columns)(kernel, lane, few) else None
+
+
+def _whole_pairs(kernel: KernelFunction, lane: int, few: int) -> bool:
+    """Whether a packed operand has pairs of two-byte elements, in whole vectors."""
+    d = kernel.domain
+    (first, *others) = (a for a in kernel.accesses.items if a.store)
     size = d.sizes[lane]
-    if any("mlirc.pack" in op.attributes for op in d.loops):  # two elements from pair to pair
-        whole = isinstance(size, int) and size % 16 == 0
-        return (lane, few) if whole and len(stores) == 1 and builders.element_type(stores[0].value).width == 16 else None
+    whole = isinstance(size, int) and size % 16 == 0
+    return whole and d.sizes[few] == 2 and not others and builders.element_type(first.value).width == 16
+
+
+def _few_columns(kernel: KernelFunction, lane: int, few: int) -> bool:
+    """Whether rows are read along the lanes, or nearly, and those of a concatenation are columns side by side."""
+    d, acc = kernel.domain, kernel.accesses
     near = all(a.store or a.steps.get(lane, 0) in (0, 1) or a.near(lane) for a in acc.items)
     free = d.anchor is None or (st.kind(d.anchor) == "concat" and _side_by_side(d.anchor, d.loops[d.anchor][-2:], [lane, few]))
-    return (lane, few) if free and near and known(size) >= 16 and not acc.merges(lane, few, d.sizes) else None
+    return free and near and known(d.sizes[lane]) >= 16 and not acc.merges(lane, few, d.sizes)

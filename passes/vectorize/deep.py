@@ -49,7 +49,7 @@ class Deep(Contraction):
         return self.begin, self.end
 
     def _block_length(self, classes: Sequence[int]) -> None:
-        """It is one."""
+        """The walk is over a block already."""
 
     def _lanes(self, first: Number, row_block: Number) -> None:
         e, m = self.e, self.e.math

@@ -380,18 +380,20 @@ class Loops:
     def _store_interleaved(self, n: int, along: int) -> None:
         """All values along the class; of pairs that were transposed as they are, what is the first one's."""
         e, v, place = self.e, self.k.results[n], self.out[n]
+        if e.tile:
+            self.env[along] = Index(0)
+            point = self._point_of(v)
+            both = vector.bitcast(ir.VectorType.get([2 * e.lanes], place.storage), e.value(v, point))
+            vector.store(both, place.buffer, [e.math.value(e.offset(place, point).base)])
+            return
         count = self.d.sizes[along]
         assert isinstance(count, int)
         points, parts = [], []
-        for i in range(1 if e.tile else count):
+        for i in range(count):
             self.env[along] = Index(i)
             points.append(self._point_of(v))
             parts.append(e.value(v, points[-1]))
-        if not e.tile:
-            strided.store(e, place, points, parts)
-            return
-        both = vector.bitcast(ir.VectorType.get([2 * e.lanes], place.storage), parts[0])
-        vector.store(both, place.buffer, [e.math.value(e.offset(place, points[0]).base)])
+        strided.store(e, place, points, parts)
 
     def _init(self, op: ir.Operation) -> ir.Value:
         """The value that a reduction starts from."""

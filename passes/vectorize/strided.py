@@ -26,18 +26,22 @@ def load(m: Arithmetic, place: Memory, base: Number, stride: int, mask: ir.Value
     elements = [k * step for k in range(n)][:: 1 if stride > 0 else -1]
     lane_of = {element: k for k, element in enumerate(elements)}
     first = base if stride > 0 else m.add(base, (n - 1) * stride)
-    begins = [min(t * n, (n - 1) * step + 1 - n) for t in range(step)]
+    begins = [min(t * n, (n - 1) * step + 1 - n) for t in range(step)]  # the last one ends with the last element
     vectors = []
     for begin in begins:
         lanes = None if mask is None else _spread(mask, [lane_of.get(begin + j, n) for j in range(n)])
         vectors.append(_load(m, place, m.add(first, begin), lanes))
     if step == 1:
         return vector.shuffle(vectors[0], vectors[0], elements)
+    def taken(t: int) -> list[int]:
+        """From lane to lane: where vector t has the element, or else where it is in what the vectors before have been made into."""
+        begin, done = begins[t], begins[t - 1] + n
+        before = elements if t == 1 else range(n)
+        return [old if at < done else n + at - begin if at < begin + n else 0 for at, old in zip(elements, before)]
+
     out = vectors[0]
     for t in range(1, step):
-        begin, done = begins[t], begins[t - 1] + n  # elements that are not in this vector or behind it
-        from_here = [n + at - begin if at < begin + n else 0 for at in elements]
-        out = vector.shuffle(out, vectors[t], [(at if t == 1 else k) if at < done else from_here[k] for k, at in enumerate(elements)])
+        out = vector.shuffle(out, vectors[t], taken(t))
     return out
 
 
