@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -58,6 +59,24 @@ def _uniform(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     return _like(x, lambda size: ops.rand(_seed(), size, dtype))
 
 
+def _integers(low: Any, high: Any, size: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+    """From `low` to below `high`, also once they are rounded to the type: large ones have narrower bounds then, as in ATen."""
+    if dtype.is_floating_point and isinstance(low, int) and isinstance(high, int):
+        digits = 1 - math.frexp(torch.finfo(dtype).eps)[1] + 1
+        step = lambda n: 1 << max(abs(n).bit_length() - digits, 0)  # noqa: E731
+        if _rounded(high - 1, digits) >= high:
+            high = _rounded(high - 1, digits) - step(high - 1)
+        if _rounded(low + 1, digits) < low:
+            low = _rounded(low + 1, digits) + step(low + 1)
+    return ops.randint(_seed(), low, high, size, dtype)
+
+
+def _rounded(n: int, digits: int) -> int:
+    """To so many binary digits, to even in the middle."""
+    unit = 1 << max(abs(n).bit_length() - digits, 0)
+    return round(fractions.Fraction(n, unit)) * unit
+
+
 def _gaussian(x: torch.Tensor) -> torch.Tensor:
     return _like(x, lambda size: ops.randn(_seed(), size, torch.float64 if x.dtype == torch.float64 else torch.float32))
 
@@ -85,32 +104,32 @@ def randn_like(x: torch.Tensor, *, dtype: Any = None, memory_format: Any = None)
 
 @_decomposes(aten.randint.default)
 def randint(high: Any, size: Any, *, dtype: Any = None) -> torch.Tensor:
-    return ops.randint(_seed(), 0, high, size, dtype or torch.int64)
+    return _integers(0, high, size, dtype or torch.int64)
 
 
 @_decomposes(aten.randint.low)
 def randint_low(low: Any, high: Any, size: Any, *, dtype: Any = None) -> torch.Tensor:
-    return ops.randint(_seed(), low, high, size, dtype or torch.int64)
+    return _integers(low, high, size, dtype or torch.int64)
 
 
 @_decomposes(aten.randint_like.default)
 def randint_like(x: torch.Tensor, high: Any, *, dtype: Any = None, memory_format: Any = None) -> torch.Tensor:
-    return _like(x, lambda size: ops.randint(_seed(), 0, high, size, dtype or x.dtype), memory_format)
+    return _like(x, lambda size: _integers(0, high, size, dtype or x.dtype), memory_format)
 
 
 @_decomposes(aten.randint_like.low_dtype)
 def randint_like_low(x: torch.Tensor, low: Any, high: Any, *, dtype: Any = None, memory_format: Any = None) -> torch.Tensor:
-    return _like(x, lambda size: ops.randint(_seed(), low, high, size, dtype or x.dtype), memory_format)
+    return _like(x, lambda size: _integers(low, high, size, dtype or x.dtype), memory_format)
 
 
 @_decomposes(aten.random.to)
 def random_to(x: torch.Tensor, high: Any) -> torch.Tensor:
-    return _like(x, lambda size: ops.randint(_seed(), 0, high, size, x.dtype))
+    return _like(x, lambda size: _integers(0, high, size, x.dtype))
 
 
 @_decomposes(getattr(aten.random, "from"))
 def random_from(x: torch.Tensor, low: Any, high: Any) -> Any:
-    return NotImplemented if high is None else _like(x, lambda size: ops.randint(_seed(), low, high, size, x.dtype))
+    return NotImplemented if high is None else _like(x, lambda size: _integers(low, high, size, x.dtype))
 
 
 @_decomposes(aten.bernoulli.default)

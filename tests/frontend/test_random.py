@@ -117,6 +117,16 @@ def test_the_end_is_left_out(dtype, low, high):
         assert abs(x.double().mean() - middle) < 0.02 * (high - low)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("low,high", [(0, 1000), (0, 2048), (-2051, 5), (-3, 2049), (0, 7), (-4099, 4099)])
+def test_integers_in_floats_stay_below_the_end(dtype, low, high):
+    draw = lambda: (torch.randint(low, high, (N,), dtype=dtype), torch.empty(N, dtype=dtype).random_(low, high))  # noqa: E731
+    eager = seeded(draw)
+    for x, e in zip(seeded(compiled(draw)), eager, strict=True):
+        assert x.min() == e.min() and x.max() == e.max() and x.max().item() < high
+    assert not left_to_aten()
+
+
 DISCRETE = {
     "randint": (lambda: torch.randint(0, 10, (N,)), [0.1] * 10),
     "randint low": (lambda: torch.randint(-2, 2, (N,), dtype=torch.int32) + 2, [0.25] * 4),
