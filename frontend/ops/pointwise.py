@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._inductor.inductor_prims  # which registers prims.fma
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from torch._prims_common import elementwise_dtypes
 
@@ -295,6 +296,16 @@ def addcmul(b: GraphBuilder, node: Any, x: T, y: T, z: T, *, value: Any = 1) -> 
         return add(d, u, op(v, w) if op else mul(d, v, w))
 
     return apply(b, node, [x, y, z], list(node.args[:3]), Kind.DEFAULT, body)
+
+
+@lowers(prims.fma.default)
+def fma(b: GraphBuilder, node: Any, x: Operand, y: Operand, z: Operand) -> T:
+    """x * y + z, rounded once: what Dynamo makes of `addcmul_` and `addcdiv_` with a value, as optimizers have them."""
+
+    def body(d: torch.dtype, u: ir.Value, v: ir.Value, w: ir.Value) -> ir.Value:
+        return math.fma(u, v, w) if d.is_floating_point else add(d, mul(d, u, v), w)
+
+    return apply(b, node, [x, y, z], list(node.args), Kind.DEFAULT, body)
 
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)

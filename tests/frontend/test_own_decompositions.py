@@ -34,6 +34,11 @@ CASES = {
         R(4, 5),
         R(4, 5),
     ),
+    "multiplied and added": (
+        lambda x, y: (x.clone().addcmul_(x, y, value=0.3), x.clone().addcdiv_(x, y, value=2), x.int().addcmul_(y.int(), x.int(), value=3), x.half().addcmul_(y, y, value=3)),
+        R(4, 5),
+        R(5) + 3,
+    ),
     "foreach in place": (lambda x, y: (torch._foreach_mul_([x, y], 2.0), torch._foreach_add_([x], [y]))[0], R(7), R(7)),
     "affine grids": (
         lambda x, y: (F.affine_grid(x, (2, 3, 4, 5), True), F.affine_grid(x, (2, 3, 1, 5), False), F.affine_grid(y, (2, 1, 3, 1, 5), True)),
