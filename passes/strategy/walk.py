@@ -104,15 +104,17 @@ def _memory_order(classes: list[int], kernel: KernelFunction) -> list[int]:
 
 
 def _lane(rows: list[int], inner: list[int], sizes: list[object], kernel: KernelFunction, lanes: int) -> int | None:
-    """The class along which most accesses are contiguous, stores counting twice, or near; long ones before short ones.
+    """The class along which most elements are read and stored contiguous, stores counting twice, or near; long ones before short ones.
 
     A few elements are only reduced along the lanes where that is less work than in each lane by itself.
     """
-    acc = kernel.accesses
     candidates = [*rows, *inner]
+    times = [(a, product([c for c in inner if a.steps.get(c, 0) != 0], sizes)) for a in kernel.accesses.items]
+    most = max((n for _, n in times), default=0) or 1
 
     def score(c: int) -> tuple[float, int]:
-        worth = acc.contiguous(c) - 0.5 * acc.near(c) - 2 * acc.scattered(c)
+        # An access of each row weighs nothing beside one of each of its elements.
+        worth = sum(n / most * _worth(a, c) for a, n in times)
         return worth * (0.25 if known(sizes[c]) < SHORT else 1), candidates.index(c)
 
     best = max(candidates, key=score, default=None)
@@ -121,6 +123,14 @@ def _lane(rows: list[int], inner: list[int], sizes: list[object], kernel: Kernel
         row = max(rows, key=score)
         return row if work.along_row(row) < work.folded(best) else best
     return best
+
+
+def _worth(a: Access, c: int) -> float:
+    """What an access gains, or loses, where the lanes are along a class."""
+    step, times = a.steps.get(c, 0), 2 if a.store else 1
+    if a.near(c):
+        return 0.5 if step == -1 else -0.5
+    return times * {0: 0, 1: 1, -1: -1}.get(step, -2)  # type: ignore[call-overload]
 
 
 SHORT = 8

@@ -47,18 +47,6 @@ class Accesses:
     def fixed(self) -> set[int]:
         return self.numbered | self.padded
 
-    def contiguous(self, c: int) -> int:
-        """How many accesses have step one along a class; stores count twice."""
-        return sum((2 if a.store else 1) for a in self.items if a.steps.get(c) in (1, -1))
-
-    def scattered(self, c: int) -> int:
-        """How many accesses along a class are neither contiguous nor the same for all, nor loads of elements that are near."""
-        return sum((2 if a.store else 1) for a in self.items if a.steps.get(c, 0) not in (0, 1) and not a.near(c))
-
-    def near(self, c: int) -> int:
-        """How many loads have a few elements from step to step of a class."""
-        return sum(a.near(c) for a in self.items)
-
     def merges(self, outer: int, inner: int, sizes: Sequence[object]) -> bool:
         """Whether two nested classes step through all memory as one."""
         n = sizes[inner]

@@ -48,6 +48,16 @@ def test_lanes_run_along_what_is_contiguous():
     assert isinstance(s, LoopStrategy) and s.lane not in s.inner
 
 
+def test_what_is_stored_once_a_row_does_not_choose_the_lanes():
+    """The rows of both results lie side by side, the elements of a row are many more."""
+    t, row = "tensor<300x70xf32>", "tensor<300xf32>"
+    body = generic("%r", [("%x", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
+    body += generic("%s", [("%x", t)], row, ["i, j", "i"], "arith.maximumf", "pr", "ij", "0xFF800000")
+    body += generic("%u", [("%r", row)], row, ["i", "i"], "math.exp", loops="i")
+    s = strategy(kernel([("%x", t)], body, [("%r", row), ("%s", row), ("%u", row)], [[1], [1], [1]]))
+    assert isinstance(s, LoopStrategy) and s.lane in s.inner
+
+
 def test_small_kernels_stay_on_one_thread():
     """The grain is the number of parallel iterations below which one thread does it all."""
     small, large = strategy(row_sums(4, 8)), strategy(row_sums(4096, 4096))
