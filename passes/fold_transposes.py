@@ -12,11 +12,14 @@
     %t = transpose %nhwc to nchw                %g' = generic %nhwc[n, i, j, c] over n, h, w, c
     %g = generic %t[n, c, i, j]           ->    %g = transpose %g' to nchw
 
+    %t = transpose %nhwc to nchw                %e' = expand_shape %nhwc to n, h, w, g, c
+    %e = expand_shape %t to n, g, c, h, w ->    %e = transpose %e'
+
     %t = transpose %nhwc to nchw                %p' = pad %nhwc
     %p = pad %t, read by a concat         ->    %p = transpose %p' to nchw
 
 An elementwise op takes the dim order of its largest operand, so that a chain of channels-last convolutions stays
-channels-last and its ops fuse; a gather one in which its innermost loop runs along memory; a concatenation that of its
+channels-last and its ops fuse, also where dims are split and merged between (a group norm); a gather one in which its innermost loop runs along memory; a concatenation that of its
 operands, if they agree, and a pad in front of such, of an elementwise op or of a reduction (a pooling) that of its operand.
 """
 
@@ -41,6 +44,8 @@ def fold_transposes(function: ir.Operation) -> None:
             follow_operands(op, function)
         elif op.name == "tensor.pad":
             follow_padded(op, function)
+        elif op.name in ("tensor.expand_shape", "tensor.collapse_shape"):
+            follow_view(op, function)
         elif op.name == "linalg.generic":
             fold_operands(op)
             if st.kind(op) == "elementwise":
@@ -159,6 +164,37 @@ def follow_padded(op: ir.Operation, function: ir.Operation) -> None:
 def _known(value: ir.Value, layouts: Layouts) -> list[builders.Size]:
     """Sizes of a value, those that the type does not say as values, even if more is known about them: the type has to stay."""
     return [builders.index(s) if isinstance(s, int) and n < 0 else s for s, n in zip(layouts.values(value), value.type.shape)]
+
+
+def follow_view(op: ir.Operation, function: ir.Operation) -> None:
+    """Split or merge the dims of a transposed operand's source, if what is merged lies in the same order there, and transpose the result.
+
+    Dims of one come and go as before: what broadcasts is small, and the copy of a constant that is read so (`passes.constants`)
+    is found by its transposition.
+    """
+    below = st.owner(op.operands[0])
+    if below is None or below.name != "linalg.transpose":
+        return
+    order, groups = st.integers(below.attributes["permutation"]), st.reassociation(op)
+    expands = op.name == "tensor.expand_shape"
+    wide = st.shape(op.results[0] if expands else op.operands[0])
+    if all(sum(wide[d] != 1 for d in g) < 2 for g in groups):
+        return
+    # The dims of the source, and of the result, that belong together.
+    pairs = [([order[d]], g) for d, g in enumerate(groups)] if expands else [([order[d] for d in g], [k]) for k, g in enumerate(groups)]
+    if any(source != list(range(source[0], source[0] + len(source))) for source, _ in pairs if source):
+        return
+    pairs.sort()
+    flat = [d for _, result in pairs for d in result]
+    split = iter(range(len(flat) if expands else len(order)))
+    with ir.InsertionPoint(op), op.location:
+        sizes = _known(op.results[0], Layouts(function))
+        view = builders.expand if expands else builders.collapse
+        merged = [[next(split) for _ in (result if expands else source)] for source, result in pairs]
+        new = view(below.operands[0], merged, [sizes[d] for d in flat])
+        result = builders.transpose(new, [flat.index(d) for d in range(len(flat))], sizes)
+    op.results[0].replace_all_uses_with(result)
+    op.erase()
 
 
 def follow_operands(op: ir.Operation, function: ir.Operation) -> None:

@@ -80,6 +80,14 @@ def test_images(name):
     compare(FOUR[name], LAST.contiguous(), strides=name != "conv")
 
 
+@pytest.mark.parametrize("groups", [1, 3, 6, 12])
+def test_group_norm_of_channels_last(groups):
+    """The statistics lie across the channels; the result lies as its input does, without a copy."""
+    x, w, b = R(2, 12, 5, 7).to(memory_format=torch.channels_last), R(12), R(12)
+    compare(lambda x, w, b: F.silu(F.group_norm(x, groups, w, b)) + x, x, w, b, strides=True)
+    compare(lambda x, w, b: F.group_norm(x, groups, w, b).exp(), x[:, :, 1:, ::2], w, b)
+
+
 def test_mixed_layouts():
     compare(lambda x, y: x + y, LAST, R(2, 5, 7, 9))
     compare(lambda x, y: x + y, R(2, 5, 7, 9), LAST)

@@ -233,3 +233,38 @@ def test_resampled_beside_what_was_skipped(n, c, h, w, mode, dynamic):
     torch.manual_seed(0)
     args = torch.randn(n, c, h, w), torch.randn(c, c, 3, 3), torch.randn(n, c, 2 * h - 3, 2 * w + 1)
     compare(f, *args, dynamic=dynamic, options={"strict": True})
+
+
+def test_layouts_flow_through_split_and_merged_dims():
+    """As in a group norm between channels-last convolutions; a dim of one that is added changes nothing."""
+    nhwc, nchw, split = "tensor<2x5x7x12xf32>", "tensor<2x12x5x7xf32>", "tensor<2x3x4x5x7xf32>"
+    body = transpose("%t", "%x", nhwc, nchw, [0, 3, 1, 2])
+    body += f"%s = tensor.expand_shape %t [[0], [1, 2], [3], [4]] output_shape [2, 3, 4, 5, 7] : {nchw} into {split}\n"
+    body += generic("%g", [("%s", split)], split, body="%o = math.exp %a0 : f32")
+    body += f"%c = tensor.collapse_shape %g [[0], [1, 2], [3], [4]] : {split} into {nchw}\n" + generic("%r", [("%c", nchw)], nchw, body="%o = math.sin %a0 : f32")
+    check(
+        function([("%x", nhwc)], body, [("%r", nchw)]),
+        fold_transposes,
+        """
+        CHECK: tensor.expand_shape %arg0 {{\\[\\[}}0], [1], [2], [3, 4]] {{.*}} into tensor<2x5x7x3x4xf32>
+        CHECK: math.exp
+        CHECK: tensor.collapse_shape {{.*}} {{\\[\\[}}0], [1], [2], [3, 4]] : tensor<2x5x7x3x4xf32> into tensor<2x5x7x12xf32>
+        CHECK: math.sin
+        CHECK: linalg.transpose {{.*}} permutation = [0, 3, 1, 2]
+        """,
+        clean=True,
+    )
+    body = transpose("%t", "%x", T, S, [1, 0]) + f"%s = tensor.expand_shape %t [[0, 1], [2]] output_shape [1, 8, 4] : {S} into tensor<1x8x4xf32>\n"
+    check(function([("%x", T)], body, [("%s", "tensor<1x8x4xf32>")]), fold_transposes, "CHECK: linalg.transpose\nCHECK: tensor.expand_shape", clean=True)
+
+
+@pytest.mark.parametrize("order", ["merged in order", "merged against it", "split", "symbolic"])
+def test_views_of_transposed_tensors(order):
+    f = {
+        "merged in order": lambda x: x.permute(2, 0, 1).flatten(1).exp(),
+        "merged against it": lambda x: x.permute(1, 0, 2).flatten(0, 1).exp(),
+        "split": lambda x: x.permute(2, 0, 1).unflatten(0, (2, 3, -1)).softmax(1),
+        "symbolic": lambda x: (x.permute(0, 2, 1).unflatten(1, (3, -1)).exp() + 1).flatten(1, 2).sin().sum(2),
+    }[order]
+    compare(f, torch.randn(5, 7, 12), dynamic=order == "symbolic")
+    compare(f, torch.randn(1, 1, 6), dynamic=order == "symbolic")
