@@ -66,6 +66,11 @@ def element_type(value: ir.Value) -> ir.Type:
 _ITERATORS: dict[str, str] = {"p": "#linalg.iterator_type<parallel>", "r": "#linalg.iterator_type<reduction>"}
 
 
+def iterator_types(letters: str) -> ir.Attribute:
+    """The attribute of a `linalg.generic`, a letter a loop: `p`arallel, `r`eduction."""
+    return ir.ArrayAttr.get([ir.Attribute.parse(_ITERATORS[c]) for c in letters])
+
+
 def generic(
     inputs: Sequence[ir.Value],
     inits: Sequence[ir.Value],
@@ -83,7 +88,7 @@ def generic(
         list(inputs),
         list(inits),
         ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
-        ir.ArrayAttr.get([ir.Attribute.parse(_ITERATORS[c]) for c in iterators]),
+        iterator_types(iterators),
     )
     block = op.regions[0].blocks.append(*(element_type(v) for v in (*inputs, *inits)))
     try:

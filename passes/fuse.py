@@ -24,7 +24,7 @@ from .constants import find_constants, is_function, maker
 from .domain import Invalid, analyse, operand_loops
 from .epilogues import taken_over
 from .pack import weights_of
-from .repetition import much_padding, often_copied, too_often
+from .repetition import much_padding, often_copied, repeats, too_often
 
 PASS_NAME = "mlirc-fuse"
 MAX_OPS = 64
@@ -189,6 +189,8 @@ class _Fusion:
             return "operands of a contraction are stored"
         if consumer not in self.constant and any(op in self.apart for op in self.groups[other]):
             return "depends on weights alone"
+        if any("mlirc.spread" in op.attributes for op in self.groups[other]) and st.kind(consumer) in ("elementwise", "reduction"):
+            return "stored for each element of a run"
         if st.kind(consumer) == "scatter" and other in self._producers(consumer.operands[0]):
             return "a scatter writes into memory that is filled before"
         if self._anchored(current) and self._anchored(other) and not st.siblings(self._anchors(current) + self._anchors(other)):
@@ -232,8 +234,8 @@ class _Fusion:
     def _overlaps(self, consumer: ir.Operation, other: int) -> str | None:
         """Why what a group computes had better be stored for `consumer`.
 
-        Values are not computed again for every position of a window, functions not for much padding; padding is not looked for in
-        many copies.
+        Values are not computed again for every position of a window, functions not for much padding and not for every row that they
+        are broadcast to; padding is not looked for in many copies.
         """
         for value, loops in operand_loops(consumer):
             if other not in self._producers(value):
@@ -244,6 +246,9 @@ class _Fusion:
                 return "windows overlap"
             if kind == "pad" and much_padding(consumer) and any(map(is_function, self._made_anew(value, other))):
                 return "would be computed for padding"
+            alone = all(st.kind(op) == "elementwise" for op in self.groups[other])
+            if alone and repeats(consumer, value) and any(map(is_function, self._made_anew(value, other))):
+                return "would be computed for every row"
             if often_copied(consumer, value, loops) and any(st.kind(op) == "pad" for op in self._made_anew(value, other)):
                 return "padding would be looked for in every copy"
         for value in st.captured(consumer):

@@ -262,7 +262,7 @@ class _Body:
         needed = [v for v in (*op.operands, *st.captured(op))]
         mapped = {v: self._value(v) for v in needed}
         new = st.operation(op.clone())
-        for name in ("mlirc.group", "mlirc.unfused", "mlirc.write", "mlirc.apart", "mlirc.in_order", *(() if self.siblings else ("mlirc.siblings",))):
+        for name in ("mlirc.group", "mlirc.unfused", "mlirc.write", "mlirc.apart", "mlirc.spread", "mlirc.in_order", *(() if self.siblings else ("mlirc.siblings",))):
             if name in new.attributes:
                 del new.attributes[name]
         if "mlirc.siblings" in new.attributes:  # a number in the graph

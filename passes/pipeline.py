@@ -26,6 +26,8 @@ from .raise_collapses import raise_collapses
 from .select_concats import select_concats
 from .siblings import mark_siblings
 from .sink_reshapes import sink_reshapes
+from .split_reductions import split_reductions
+from .spread_broadcasts import spread_broadcasts
 from .strategy import pack_shape
 
 if TYPE_CHECKING:
@@ -85,6 +87,8 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "fold-transposes": _cleaned(fold_transposes),
     "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),
     "raise-collapses": _cleaned(raise_collapses, fold_transposes),
+    "split-reductions": _cleaned(split_reductions),
+    "spread-broadcasts": _cleaned(spread_broadcasts),
     "pad-concats": _cleaned(pad_concats),
     "select-concats": _cleaned(select_concats),
     "narrow-indices": _cleaned(narrow_indices),

@@ -83,10 +83,13 @@ def much_padding(op: ir.Operation) -> bool:
 
 def often_copied(op: ir.Operation, value: ir.Value, loops: Sequence[int | None]) -> bool:
     """Whether an elementwise op reads each element of an operand, whose dims `loops` walk over, many times, and not where its copies are innermost."""
+    return repeats(op, value) and len(st.shape(op.results[0])) - 1 in loops
+
+
+def repeats(op: ir.Operation, value: ir.Value) -> bool:
+    """Whether an elementwise op reads each element of an operand many times."""
     wide, read = st.shape(op.results[0]), st.shape(value)
-    if st.kind(op) != "elementwise" or min((*wide, *read), default=1) <= 0 or len(wide) - 1 not in loops:
-        return False
-    return math.prod(wide) >= MOST_COPIES * math.prod(read)
+    return st.kind(op) == "elementwise" and min((*wide, *read), default=1) > 0 and math.prod(wide) >= MOST_COPIES * math.prod(read)
 
 
 def _way(value: ir.Value, inside: set[ir.Operation], domain: Domain) -> tuple[list[ir.Operation], ir.Operation | None]:

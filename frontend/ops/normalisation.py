@@ -27,17 +27,18 @@ def _inverse_deviation(b: GraphBuilder, squares: T, count: Operand, eps: float) 
     return b.pointwise(squares.shape, [squares, count], d, d, d, body)
 
 
-def _affine(b: GraphBuilder, rest: T, scale: T, weight: T | None, bias: T | None, out: torch.dtype) -> T:
-    """rest * scale * weight + bias"""
-    d = rest.dtype
+def _affine(b: GraphBuilder, rest: T, scale: T, weight: T | None, bias: T | None, out: torch.dtype, mean: T | None = None) -> T:
+    """(rest - mean) * scale * weight + bias"""
+    d = scale.dtype
 
     def body(u: ir.Value, *factors: ir.Value) -> ir.Value:
         left = list(factors)
+        u = arith.subf(u, left.pop(0)) if mean is not None else u
         u = arith.mulf(u, left.pop(0))
         u = arith.mulf(u, left.pop(0)) if weight is not None else u
         return arith.addf(u, left.pop(0)) if bias is not None else u
 
-    return b.pointwise(rest.shape, [rest, scale, *(p for p in (weight, bias) if p is not None)], d, d, out, body)
+    return b.pointwise(rest.shape, [rest, *(p for p in (mean, scale, weight, bias) if p is not None)], d, d, out, body)
 
 
 @lowers(aten.native_layer_norm.default)
@@ -62,7 +63,7 @@ def group_norm(
     scale = _inverse_deviation(b, square_sum(b, rest, dims), count_of(split, dims), eps)
     per_channel = [groups, inner, *[1] * (x.rank - 2)]
     weight, bias = (None if p is None else b.reshape(p, per_channel) for p in (weight, bias))
-    y = b.reshape(_affine(b, rest, scale, weight, bias, x.dtype), x.shape)
+    y = b.reshape(_affine(b, split, scale, weight, bias, x.dtype, mean), x.shape)
     stats = [b.reshape(b.convert(t, out_dtype(node, i)), out_shape_of(node, i)) for i, t in ((1, mean), (2, scale))]
     return [y, *stats]
 

@@ -163,7 +163,8 @@ class Run:
         if grad:
             leaves = self._call(f, args)
             wanted = [x for x in [*args, *kept(self.module).values()] if x.requires_grad and x.is_leaf]
-            outs = [o for o in leaves if o.requires_grad]
+            # A view that is older than its base's gradients says that it requires one, and can have none.
+            outs = [o for o in leaves if o.requires_grad and not (o.is_leaf and o._base is not None)]
             if outs and wanted:
                 weights = [tensor(o.shape, torch.float32, i).to(o.dtype) for i, o in enumerate(outs)]
                 grads = torch.autograd.grad(outs, wanted, weights, allow_unused=True)

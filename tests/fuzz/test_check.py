@@ -272,6 +272,15 @@ def test_strides_that_torch_announces_for_symbolic_sizes():
     assert e.value.kind == "strides" and e.value.by_torch
 
 
+def test_views_that_are_returned_with_gradients():
+    def inputs():
+        x = tensor((3,), torch.float32)
+        return x, x[1:]
+
+    check(lambda x, y: (y, y.neg(), x * 2), inputs, sizes=[()], grad=True)
+    check(lambda x, y: (y, y.neg()), inputs, sizes=[()], grad=True)
+
+
 def test_near():
     a = torch.tensor([1.0, float("nan"), float("inf"), 0.0, 1.0])
     b = torch.tensor([1.0 + 2e-7, float("nan"), float("-inf"), -0.0, 1.001])

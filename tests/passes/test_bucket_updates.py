@@ -209,14 +209,14 @@ def test_sums_round_as_one_after_the_other():
 
 @buckets
 def test_layers_share_buckets():
-    """Messages are gathered, weighted and added up in one kernel; clearing the sums and sorting are the others."""
+    """Messages are gathered, weighted and added up in one kernel; clearing the sums, the weights and sorting are the others."""
 
     def f(x, edges, w):
         for _ in range(2):
             x = torch.zeros_like(x).index_add(0, edges[1], x[edges[0]] * torch.sigmoid(w)[:, None])
         return x
 
-    check(f, torch.randn(300, 100), indices(300, 2, 900), torch.randn(900))
+    check(f, torch.randn(300, 100), indices(300, 2, 900), torch.randn(900), count=4)
 
 
 @buckets

@@ -191,16 +191,26 @@ def test_another_reader_does_not_bring_windows_and_producer_together():
     assert found["math.exp"] != found["arith.addf+arith.maximumf"] == found["arith.mulf"]
 
 
-NORM = generic("%s", [("%v", COLUMN)], COLUMN, body="math.rsqrt") + generic("%f", [("%s", COLUMN), ("%v", COLUMN)], COLUMN, body="arith.mulf")
-NORM += generic("%a", [("%x", T), ("%f", COLUMN)], T, ["i, j", "j", "i, j"], "arith.addf")
+def norm(rows: int) -> str:
+    """rsqrt(v) * v, which is the same for all rows, and added to each."""
+    t = f"tensor<{rows}x8xf32>"
+    body = generic("%s", [("%v", COLUMN)], COLUMN, body="math.rsqrt") + generic("%f", [("%s", COLUMN), ("%v", COLUMN)], COLUMN, body="arith.mulf")
+    body += generic("%a", [("%x", t), ("%f", COLUMN)], t, ["i, j", "j", "i, j"], "arith.addf")
+    return function([("%x", t), ("%v", COLUMN)], body, [("%a", t)])
 
 
 @pytest.mark.parametrize("weights", [[1], []], ids=["weight", "input"])
 def test_what_depends_on_weights_alone_is_apart(weights):
-    text = function([("%x", T), ("%v", COLUMN)], NORM, [("%a", T)])
-    found = groups(text.replace("{", f"attributes {{mlirc.weights = array<i64{':' * bool(weights)} {', '.join(map(str, weights))}>}} {{", 1))
+    found = groups(norm(3).replace("{", f"attributes {{mlirc.weights = array<i64{':' * bool(weights)} {', '.join(map(str, weights))}>}} {{", 1))
     assert found["math.rsqrt"] == found["arith.mulf"]
     assert (found["arith.mulf"] != found["arith.addf"]) == bool(weights)
+
+
+@pytest.mark.parametrize("rows,apart", [(3, False), (4, True)])
+def test_functions_are_not_computed_for_many_rows(rows, apart):
+    found = groups(norm(rows))
+    assert found["math.rsqrt"] == found["arith.mulf"]
+    assert (found["arith.mulf"] != found["arith.addf"]) == apart
 
 
 def test_cheap_functions_of_weights_stay_with_their_reader():
