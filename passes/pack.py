@@ -3,7 +3,7 @@
     contraction %x[m, k], %w[n, k]                     %p = generic: [n/32][k][32] from %w       (its own kernel)
                                              ->        contraction %x[m, k], %p[n floordiv 32, k, n mod 32]
 
-    depthwise %x[h, w, c], %w[c, kh, kw]   ->        depthwise %x[h, w, c], (f32 generic: [kh, kw, c] from %w)
+    depthwise %x[c, h, w], %w[c, kh, kw]     ->        depthwise (generic: [h, w, c] from %x), (f32 generic: [kh, kw, c] from %w)
 
 The lane loop is the result's last dim. An operand that walks over it with step one in memory is left alone, unless it is
 a weight (a graph input), which is packed once and kept (`runtime.weights`); a product of few rows with a weight that is
@@ -190,17 +190,16 @@ def _retype(op: ir.Operation, side: int, acc: ir.Type) -> None:
 
 
 def _lanes_last(op: ir.Operation, lane: int, layouts: Layouts) -> None:
-    """The weight of a depthwise convolution, [channel, taps], becomes [taps, channel] in the accumulator's dtype."""
+    """The weight of a depthwise convolution, [channel, taps], becomes [taps, channel] in the accumulator's dtype, an image channels-last."""
     maps = [st.map_dims(m) for m in st.maps(op)]
     iterators = st.iterators(op)
     acc = builders.element_type(op.results[0])
     for side in (0, 1):
-        if None in maps[side] or any(d != lane and iterators[d] != "reduction" for d in maps[side]):  # type: ignore[index]
-            continue
         at = maps[side].index(lane)
         if layouts.of(op.operands[side]).strides[at] == 1:
             continue
-        widened = acc if isinstance(builders.element_type(op.operands[side]), (ir.BF16Type, ir.F16Type)) else None
+        taps = None not in maps[side] and all(d == lane or iterators[d] == "reduction" for d in maps[side])  # type: ignore[index]
+        widened = acc if taps and isinstance(builders.element_type(op.operands[side]), (ir.BF16Type, ir.F16Type)) else None
         _transpose_only(op, side, at, layouts, widened)
         if widened is not None:
             _retype(op, side, acc)

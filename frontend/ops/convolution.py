@@ -67,7 +67,7 @@ class _Loops:
         """The map to these loops; with (stride, dilation) of each spatial dim, p stands for `p * stride + k * dilation`."""
         exprs = [self._dim(name) for name in self._names(letters)]
         if window is not None:
-            at = letters.index("p")
+            at = self._names(letters).index("p0")
             for i, (stride, dilation) in enumerate(window):
                 exprs[at + i] = exprs[at + i] * stride + self._dim(f"k{i}") * dilation
         return ir.AffineMap.get(len(self.names), 0, exprs)
@@ -114,14 +114,14 @@ def _correlate(
     """
     r = len(out)
     inner, outer = floordiv(x.shape[-1], groups), floordiv(channels, groups)
-    narrow = _narrow(w, stride, groups, channels, out)
+    narrow = _narrow(w, stride, groups, channels, out, planes)
     planes = narrow or planes and same(groups, 1) and isinstance(inner, int) and inner <= FEW_INPUTS
     x = pad_spatial(b, x, low, high, planes=planes)
-    order = "nop" if narrow else "npgo"
+    order = "ngop" if narrow else "npgo"
     loops = _Loops(r, groups, inner, outer, f"{order}|ck" if planes else f"{order}|kc")
     window = list(zip(stride, dilation))
     if planes:
-        source, maps = channels_first(b, x), [loops.map("ncp", window)]
+        source, maps = channels_first(b, x), [loops.map("ngcp", window)]
     else:
         source, maps = _groups(b, x, r + 1, groups), [loops.map("npgc", window)]
     maps += [loops.map("kgco"), loops.map(order)]
@@ -144,9 +144,13 @@ LEAST_WIDTH = 16
 """Neighbouring positions that fill a vector."""
 
 
-def _narrow(w: T, stride: Ints, groups: Extent, channels: Extent, out: Sequence[Extent]) -> bool:
-    """Whether the vector lanes are better off along the innermost positions than along the output channels."""
-    if not same(groups, 1) or not isinstance(channels, int) or all(same(k, 1) for k in w.shape[: len(out)]):
+def _narrow(w: T, stride: Ints, groups: Extent, channels: Extent, out: Sequence[Extent], planes: bool = False) -> bool:
+    """Whether the vector lanes are better off along the innermost positions than along the output channels.
+
+    In a depthwise convolution of images that lie in planes: 5x5 of [4, 4, 224, 224] takes 0.6 ms, channels-last 1.7.
+    """
+    depthwise = planes and same(groups, channels) and w.rank == len(out) + 1
+    if not (same(groups, 1) or depthwise) or not isinstance(channels, int) or all(same(k, 1) for k in w.shape[: len(out)]):
         return False
     wide = not isinstance(out[-1], int) or out[-1] >= LEAST_WIDTH
     return channels <= FEW_OUTPUTS and wide and stride[-1] == 1

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from mlirc.passes.pack import PackShape, pack
 from mlirc.passes.strategy import ContractionStrategy
 from mlirc.tests.frontend.compare import OPTIONS
 from mlirc.tests.frontend.elementwise import close, module_matches
-from mlirc.tests.passes.graph_text import generic
+from mlirc.tests.passes.graph_text import check, function, generic
 from mlirc.tests.passes.vectorize.kernels import kernel, stages, strategy
 
 MULTIPLY_ADD = "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32"
@@ -44,6 +45,23 @@ def test_every_place_is_loaded_once(kind, target, lanes):
     loads = re.findall(r"(?:vmovups|vpmovzxwd)\s+-?\w*\(", body)
     assert rows + 6 <= len(loads) <= rows + 13
     assert not re.search(r"vmov\w+\s+%[yz]mm\d+, -?\d*\(%rsp", body), "spills"
+
+
+def test_planes_are_copied_to_channels_last():
+    """Rather than gathered for each tap."""
+    x, w, y = "tensor<20x9x12xf32>", "tensor<3x3x20xf32>", "tensor<7x10x20xf32>"
+    op = generic("%y", [("%x", x), ("%w", w)], y, ["k, i + l, j + m", "l, m, k", "i, j, k"], MULTIPLY_ADD, "ppprr", "ijklm", "0.0", "convolution")
+    check(
+        function([("%x", x), ("%w", w)], op, [("%y", y)]),
+        lambda main: pack(main, PackShape(32)),
+        """
+        CHECK: #[[CHW:.*]] = affine_map<(d0, d1, d2) -> (d2, d0, d1)>
+        CHECK: #[[WINDOW:.*]] = affine_map<(d0, d1, d2, d3, d4) -> (d0 + d3, d1 + d4, d2)>
+        CHECK: %[[COPY:.*]] = linalg.generic {indexing_maps = [#[[CHW]], #{{.*}}], {{.*}} ins(%arg0 {{.*}} outs(%{{.*}} : tensor<9x12x20xf32>)
+        CHECK: linalg.generic {indexing_maps = [#[[WINDOW]], {{.*}} ins(%[[COPY]], %arg1 :
+        """,
+        clean=True,
+    )
 
 
 CASES = {
