@@ -23,6 +23,7 @@ from ..dialects.sizes import Extent, normal
 from ..runtime.plan import ArenaBuffer, Buffer, HostStep, KernelStep, Plan, Pointer
 from . import structure as st
 from .layouts import Layouts
+from .overwrite import OVERWRITES
 
 PASS_NAME = "mlirc-build-plan"
 
@@ -135,7 +136,7 @@ class _Planner:
         """Whether a kernel reads weights only and what it makes is neither an output nor written to an input."""
         if "mlirc.write" in op.attributes or any(r in self.place for r in op.results):
             return False
-        if "mlirc.in_place" in op.attributes or any(r in self.filled for r in op.results):
+        if "mlirc.in_place" in op.attributes or OVERWRITES in op.attributes or any(r in self.filled for r in op.results):
             return False
         tensors = [v for v in op.operands if st.is_tensor(v)]
         if not tensors or any(isinstance(s, int) is False for r in op.results for s in self.layouts.shapes.of(r)):
@@ -170,7 +171,10 @@ class _Planner:
         args: list[object] = []
         for v in op.operands:
             args.append(self._pointer(v, step) if st.is_tensor(v) else self.layouts.sizes.expr(v))
-        for r in op.results:
+        overwrites = st.integers(op.attributes[OVERWRITES]) if OVERWRITES in op.attributes else [-1] * len(op.results)
+        for r, argument in zip(op.results, overwrites):
+            if argument >= 0:
+                self.place[r] = Buffer("input", argument)
             if "mlirc.write" in op.attributes:
                 self.place[r] = Buffer("input", ir.IntegerAttr(op.attributes["mlirc.write"]).value)
             if "mlirc.in_place" in op.attributes:

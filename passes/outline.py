@@ -21,6 +21,7 @@ from ..dialects.sizes import Extent
 from . import structure as st
 from .fuse import with_views
 from .layouts import Layouts
+from .overwrite import OVERWRITES, overwritten
 
 PASS_NAME = "mlirc-outline"
 SYMBOL = "kernel"
@@ -77,7 +78,8 @@ class _Outline:
         for o in sorted(self.replaced, key={st.operation(o): i for i, o in enumerate(self.block.operations)}.__getitem__, reverse=True):
             if not any(True for r in o.results for _ in r.uses):
                 o.erase()
-        self._sort({calls[w]: [calls[c] for c, at in checks.items() if c != w and at < place] for w, place in writes.items()})
+        first = {calls[w]: [calls[c] for c, at in checks.items() if c != w and at < place] for w, place in writes.items()}
+        self._sort(first | self._overwriting({calls[c] for c in checks}))
         for kernel, body in zip(self.kernels, self.bodies):
             kernel.located = body.located()
         return self.kernels
@@ -104,6 +106,8 @@ class _Outline:
         writes = [o.attributes["mlirc.write"] for o in ops if "mlirc.write" in o.attributes]
         if writes:
             op.attributes["mlirc.write"] = writes[0]
+        if body.overwrites:
+            op.attributes[OVERWRITES] = ir.DenseI64ArrayAttr.get(body.overwrites)
         for old, new in zip(stored, op.results):
             old.replace_all_uses_with(new)
         self.replaced += members
@@ -125,11 +129,26 @@ class _Outline:
         self.kernels[index].origins += [n for n in names if n]
         return index
 
+    def _overwriting(self, checking: set[ir.Operation]) -> dict[ir.Operation, list[ir.Operation]]:
+        """The calls that overwrite arguments, and those that come before: what reads these, and what may fail."""
+        calls = [op for op in map(st.operation, self.block.operations) if st.kind(op) == "call"]
+        tensors = [a for a in self.block.arguments if st.is_tensor(a)]
+        out = {}
+        for op in [c for c in calls if OVERWRITES in c.attributes]:
+            lost = {tensors[n] for n in st.integers(op.attributes[OVERWRITES]) if n >= 0}
+
+            def comes_first(call: ir.Operation, lost: set[ir.Value] = lost) -> bool:
+                reads = {self.layouts.of(v).root for v in call.operands if st.is_tensor(v)}
+                return call in checking or "mlirc.kernel" not in call.attributes or bool(reads & lost)
+
+            out[op] = [c for c in calls if c != op and comes_first(c)]
+        return out
+
     def _sort(self, first: dict[ir.Operation, list[ir.Operation]]) -> None:
         """Put the block in an order in which values are defined before they are used.
 
-        Writes to inputs come last. Those made in place, the keys of `first`, come after the calls there, which make the checks that
-        come before them in the program: an input is as it was if one of these fails.
+        Writes to inputs come last. Those made in place, the keys of `first`, come after the calls there, which read the input as it was,
+        or make checks: an input is as it was if one of these fails.
         """
         operations = [st.operation(o) for o in self.block.operations]
         last = operations[-1]
@@ -140,6 +159,7 @@ class _Outline:
             yield from (p for v in op.operands if (p := st.owner(v)) is not None)
             if op in earlier:
                 yield earlier[op]
+            yield from first.get(op, ())
 
         def place(op: ir.Operation) -> None:
             stack = [(op, needed(op))]
@@ -157,8 +177,6 @@ class _Outline:
 
         for op in operations[:-1]:
             if "mlirc.write" not in op.attributes:
-                for check in first.get(op, ()):
-                    place(check)
                 place(op)
         for op in operations[:-1]:
             place(op)
@@ -192,6 +210,7 @@ class _Body:
             if "mlirc.write" in write:
                 strides = self.layouts.of(outer.result_strides[ir.IntegerAttr(write["mlirc.write"]).value]).strides
             result_strides.append(_texts(self._describe(strides)))
+        self.overwrites = overwritten(stored)
         # Sizes that follow from no operand's: a kernel does no arithmetic on sizes, they become arguments.
         self.computed: dict[ir.Operation, ir.Attribute] = {}
         for op in members:
@@ -209,6 +228,8 @@ class _Body:
                 named = [{"mlirc.name": ir.StringAttr.get(self.names[e])} for e in self.indices]
                 f.arg_attrs = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in (*attributes, *named)])
                 f.operation.attributes["mlirc.result_strides"] = ir.ArrayAttr.get(result_strides)
+                if self.overwrites:
+                    f.operation.attributes[OVERWRITES] = ir.UnitAttr.get()
                 block = f.add_entry_block()
         self.map: dict[ir.Value, ir.Value] = dict(zip(self.tensors, block.arguments))
         self.index_arguments = dict(zip(self.indices, list(block.arguments)[len(self.tensors) :]))
@@ -262,7 +283,7 @@ class _Body:
         needed = [v for v in (*op.operands, *st.captured(op))]
         mapped = {v: self._value(v) for v in needed}
         new = st.operation(op.clone())
-        for name in ("mlirc.group", "mlirc.unfused", "mlirc.write", "mlirc.apart", "mlirc.spread", "mlirc.in_order", *(() if self.siblings else ("mlirc.siblings",))):
+        for name in ("mlirc.group", "mlirc.unfused", "mlirc.write", OVERWRITES, "mlirc.apart", "mlirc.spread", "mlirc.in_order", *(() if self.siblings else ("mlirc.siblings",))):
             if name in new.attributes:
                 del new.attributes[name]
         if "mlirc.siblings" in new.attributes:  # a number in the graph

@@ -20,6 +20,7 @@ from .layouts import Layouts
 from .materialize import materialize
 from .narrow_indices import narrow_indices
 from .outline import Kernel, outline
+from .overwrite import overwrite
 from .pack import pack
 from .pad_concats import pad_concats
 from .raise_collapses import raise_collapses
@@ -98,6 +99,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "constants": lambda graph: lay_out_constants(graph.function),
     "siblings": lambda graph: mark_siblings(graph.function, graph.target),
     "fusion": lambda graph: fuse(graph.function, Layouts(graph.function).shapes),
+    "overwrite": lambda graph: overwrite(graph.function),
     "outline": _outline,
 }
 """`linalg` is the graph as it was imported; after `outline` it consists of calls of kernels."""

@@ -8,6 +8,7 @@ from ...dialects.mlir import ir
 from ...errors import CompileError
 from .. import structure as st
 from ..domain import Domain, Invalid, analyse
+from ..overwrite import OVERWRITES
 from .access import Accesses, collect, read_at
 from .evaluate import Evaluator
 from .memory import Memory
@@ -38,6 +39,8 @@ class KernelFunction:
             self.domain: Domain = analyse(self.ops, self.results, self.shapes)
         except Invalid as e:
             raise CompileError(f"not a kernel: {e}") from e
+        self.overwrites = OVERWRITES in attributes
+        """Whether some of the results may lie in the memory of arguments, each element where that of the argument is."""
         self._accesses: Accesses | None = None
 
     @classmethod

@@ -226,8 +226,7 @@ class Loops:
             finished.update(keep, (self.k.results[n] for n in phase.stores))
         for row in range(len(places)):
             turn(row)
-            for n in self.row_stores:
-                self._store(n)
+            self._store(self.row_stores)
         e.known = {}
         e.math.leave()
 
@@ -363,29 +362,35 @@ class Loops:
             mask, e.mask = e.mask, None
             e.store(*self.kept.place(v, self.row), value)
             e.mask = mask
-        for n in phase.stores:
-            self._store(n)
+        self._store(phase.stores)
         e.math.leave()
         return out
 
-    def _store(self, n: int) -> None:
-        """One vector of result n."""
+    def _store(self, numbers: Sequence[int]) -> None:
+        """One vector of each of these results. All are computed first where one may overwrite what others need."""
+        if self.k.overwrites:
+            for store in [self._computed(n) for n in numbers]:
+                store()
+        else:
+            for n in numbers:
+                self._computed(n)()
+
+    def _computed(self, n: int) -> Callable[[], None]:
+        """What stores one vector of result n, which is computed now."""
         if self.s.interleaved is not None:
-            self._store_interleaved(n, self.s.interleaved)
-            return
+            return self._computed_interleaved(n, self.s.interleaved)
         v = self.k.results[n]
         point = self._point_of(v)
-        self.e.store(self.out[n], point, self.e.value(v, point))
+        return functools.partial(self.e.store, self.out[n], point, self.e.value(v, point))
 
-    def _store_interleaved(self, n: int, along: int) -> None:
+    def _computed_interleaved(self, n: int, along: int) -> Callable[[], None]:
         """All values along the class; of pairs that were transposed as they are, what is the first one's."""
         e, v, place = self.e, self.k.results[n], self.out[n]
         if e.tile:
             self.env[along] = Index(0)
             point = self._point_of(v)
             both = vector.bitcast(ir.VectorType.get([2 * e.lanes], place.storage), e.value(v, point))
-            vector.store(both, place.buffer, [e.math.value(e.offset(place, point).base)])
-            return
+            return lambda: vector.store(both, place.buffer, [e.math.value(e.offset(place, point).base)])
         count = self.d.sizes[along]
         assert isinstance(count, int)
         points, parts = [], []
@@ -393,7 +398,7 @@ class Loops:
             self.env[along] = Index(i)
             points.append(self._point_of(v))
             parts.append(e.value(v, points[-1]))
-        strided.store(e, place, points, parts)
+        return lambda: strided.store(e, place, points, parts)
 
     def _init(self, op: ir.Operation) -> ir.Value:
         """The value that a reduction starts from."""

@@ -174,7 +174,7 @@ class _Split(Loops):
 
         def visit() -> None:
             for n in self.row_stores:
-                self._store(n)
+                self._store([n])
 
         self._each_row(visit)
 
