@@ -172,11 +172,7 @@ class _Split(Loops):
     def _last(self) -> None:
         """Store what has the shape of the rows."""
 
-        def visit() -> None:
-            for n in self.row_stores:
-                self._store([n])
-
-        self._each_row(visit)
+        self._each_row(lambda: self._store(self.row_stores))
 
     def _each_row(self, visit: Callable[[], None]) -> None:
         self.visit = visit
