@@ -24,7 +24,7 @@ _EXP = {
     ),
 }  # fmt: skip
 # ... of e^r - 1 1.4e-8 and 2.3e-17 on |r| < ln2 / 2.
-_EXPM1 = {
+EXPM1 = {
     "f32": (0.49999997, 0.16666545, 0.0416674651, 0.00836642366, 0.0013868328),
     "f64": (
         0.5000000000000006, 0.16666666666666674, 0.04166666666658077, 0.008333333333374935, 0.001388888892923045,
@@ -75,7 +75,7 @@ def exp_parts(x: Num, rest: Num | None = None) -> tuple[Num, Num, Num]:
     exact = fma(k, -hi, x)
     rest = k * -lo if rest is None else fma(k, -lo, rest)
     r = exact + rest
-    return exact + fma(r * r, polynomial(r, _EXPM1[form.name]), rest), a, b
+    return exact + fma(r * r, polynomial(r, EXPM1[form.name]), rest), a, b
 
 
 def exp(x: Num) -> Num:
@@ -110,7 +110,7 @@ def exp2(x: Num) -> Num:
 
 def expm1_reduced(r: Num, factor: float = 1.0) -> Num:
     """(e^(factor * r) - 1) / factor for |factor * r| < ln2 / 2; `factor` is a power of two."""
-    coefficients = [c * factor ** (i + 1) for i, c in enumerate(_EXPM1[r.format.name])]
+    coefficients = [c * factor ** (i + 1) for i, c in enumerate(EXPM1[r.format.name])]
     return fma(r * r, polynomial(r, coefficients), r)
 
 
