@@ -68,8 +68,9 @@ def mish(x: Num) -> Num:
     return copysign(fma(-base, ratio, select(negative, base, x)), x)  # for -0
 
 
-# The normal distribution function at x = -a, for a up to 14.6: e^(-a^2 / 2) u S(v) with u = c / (a + 2.5) and v = c (a - 2.5) / (a + 2.5);
-# minimax, relative error 5.9e-9. With less than 2.5 the polynomial is longer, with more the rounding of v counts for more. The factor c makes the rounding of the first coefficients small.
+# The normal distribution function at x = -a, for a up to 14.6: e^(-a^2 / 2) u S(v) with u = c / (a + 2.5) and v = c - 5 u; minimax,
+# relative error 5.9e-9. With less than 2.5 the polynomial is longer, with more the rounding of v counts for more. The factor c
+# makes the rounding of the first coefficients small.
 _TAIL = (
     0.721891046, -0.452593088, 0.14070861, 0.0100610089, -0.0182297714, -0.00183694786, 0.00292325206, 0.00085680763,
     -0.000351143011, -0.000234244508, -2.90062599e-05,
