@@ -50,14 +50,26 @@ def _border(b: GraphBuilder, x: T, pad: Sequence[Any], position: Any) -> T:
     low, high = _amounts(x, pad)
     shape = [normal(s + a + c) for s, a, c in zip(x.shape, low, high)]
     moved = [d for d in range(x.rank) if not (same(low[d], 0) and same(high[d], 0))]
+    last = x.rank - 1
 
-    def body(coordinates: list[ir.Value]) -> ir.Value:
-        for d in moved:
-            i = arith.subi(coordinates[d], b.index(low[d]))
-            coordinates[d] = position(i, b.index(x.shape[d]))
-        return tensor.extract(x.value, coordinates)
+    def columns(begin: Extent, count: Extent, inside: bool) -> T:
+        """So many columns of the result, from `begin` on; those inside are the columns of x."""
 
-    return b.from_indices(shape, [], x.dtype, body)
+        def body(coordinates: list[ir.Value]) -> ir.Value:
+            for d in moved:
+                if d == last and inside:
+                    continue
+                i = arith.addi(coordinates[d], b.index(begin)) if d == last else coordinates[d]
+                coordinates[d] = position(arith.subi(i, b.index(low[d])), b.index(x.shape[d]))
+            return tensor.extract(x.value, coordinates)
+
+        return b.from_indices([*shape[:-1], count], [], x.dtype, body)
+
+    if last not in moved or not all(isinstance(a, int) and a >= 0 for a in (low[last], high[last])):
+        return columns(0, shape[-1], False)
+    # Columns inside lie side by side in x, too: only those beside them are gathered.
+    parts = [(0, low[last], False), (low[last], x.shape[last], True), (normal(low[last] + x.shape[last]), high[last], False)]
+    return b.concat([columns(*p) for p in parts if not same(p[1], 0)], last)
 
 
 @lowers(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)

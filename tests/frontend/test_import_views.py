@@ -130,6 +130,17 @@ def test_parts_and_windows(dynamic):
     matches(shuffles, torch.randn(2, 8, 6, 6), dynamic=dynamic)
 
 
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_borders(mode):
+    """On either side or both, of one, two and three dims, of rows of one element, and cropped."""
+    cases = [((2, 3, 7), (0, 3)), ((2, 3, 7), (3, 0)), ((1, 2, 5, 6), (2, 1, 1, 2)), ((1, 2, 5, 6), (0, 0, 1, 2)), ((2, 3, 33), (17, 30))]
+    cases += [((2, 1, 3, 4, 5), (2, 1, 1, 1, 2, 0)), ((0, 3, 7), (1, 1))]
+    cases += [((2, 3, 1), (4, 5)), ((2, 3, 7), (-1, 2))] if mode == "replicate" else []
+    for shape, pad in cases:
+        for x in (torch.randn(shape), torch.randn(shape).transpose(1, -1).contiguous().transpose(1, -1)):
+            matches(lambda x, pad=pad: F.pad(x * 2, pad, mode=mode) + 1, x)
+
+
 def test_bounds_known_at_run_time():
     def f(x, y):
         n = y.shape[0]
