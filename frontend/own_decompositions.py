@@ -30,8 +30,8 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = No
 
 def addbmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
     """The sum of all products is one product along the batch as well."""
-    a = a.transpose(0, 1).reshape(a.shape[1], -1)
-    return aten.addmm(x, a, b.reshape(-1, b.shape[2]), beta=beta, alpha=alpha)
+    along = a.shape[0] * a.shape[2]
+    return aten.addmm(x, a.transpose(0, 1).reshape(a.shape[1], along), b.reshape(along, b.shape[2]), beta=beta, alpha=alpha)
 
 
 def addmv(x: torch.Tensor, a: torch.Tensor, v: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:

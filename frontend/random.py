@@ -59,6 +59,18 @@ def _uniform(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     return _like(x, lambda size: ops.rand(_seed(), size, dtype))
 
 
+def _fits(low: Any, high: Any, dtype: torch.dtype) -> bool:
+    """Whether a type has all integers from `low` to below `high`, as far as these are known: eager mode complains otherwise."""
+    if dtype == torch.bool:
+        least, most = 0, 1
+    elif dtype.is_complex:
+        return False
+    else:
+        info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+        least, most = int(info.min), int(info.max)
+    return all(not isinstance(n, int) or least <= n <= most for n in (low, high - 1))
+
+
 def _integers(low: Any, high: Any, size: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
     """From `low` to below `high`, also once they are rounded to the type: large ones have narrower bounds then, as in ATen."""
     if dtype.is_floating_point and isinstance(low, int) and isinstance(high, int):
@@ -104,22 +116,24 @@ def randn_like(x: torch.Tensor, *, dtype: Any = None, memory_format: Any = None)
 
 @_decomposes(aten.randint.default)
 def randint(high: Any, size: Any, *, dtype: Any = None) -> torch.Tensor:
-    return _integers(0, high, size, dtype or torch.int64)
+    return randint_low(0, high, size, dtype=dtype)
 
 
 @_decomposes(aten.randint.low)
-def randint_low(low: Any, high: Any, size: Any, *, dtype: Any = None) -> torch.Tensor:
-    return _integers(low, high, size, dtype or torch.int64)
+def randint_low(low: Any, high: Any, size: Any, *, dtype: Any = None) -> Any:
+    dtype = dtype or torch.int64
+    return _integers(low, high, size, dtype) if _fits(low, high, dtype) else NotImplemented
 
 
 @_decomposes(aten.randint_like.default)
 def randint_like(x: torch.Tensor, high: Any, *, dtype: Any = None, memory_format: Any = None) -> torch.Tensor:
-    return _like(x, lambda size: _integers(0, high, size, dtype or x.dtype), memory_format)
+    return randint_like_low(x, 0, high, dtype=dtype, memory_format=memory_format)
 
 
 @_decomposes(aten.randint_like.low_dtype)
-def randint_like_low(x: torch.Tensor, low: Any, high: Any, *, dtype: Any = None, memory_format: Any = None) -> torch.Tensor:
-    return _like(x, lambda size: _integers(low, high, size, dtype or x.dtype), memory_format)
+def randint_like_low(x: torch.Tensor, low: Any, high: Any, *, dtype: Any = None, memory_format: Any = None) -> Any:
+    dtype = dtype or x.dtype
+    return _like(x, lambda size: _integers(low, high, size, dtype), memory_format) if _fits(low, high, dtype) else NotImplemented
 
 
 @_decomposes(aten.random.to)
@@ -200,7 +214,7 @@ def normal(mean: float, std: float, size: Any, *, dtype: Any = None) -> Any:
 def normal_tensors(mean: Any, std: Any = 1.0) -> Any:
     tensors = [t for t in (mean, std) if isinstance(t, torch.Tensor)]
     dtype = tensors[0].dtype
-    if any(t.dtype.is_complex for t in tensors):
+    if any(not t.dtype.is_floating_point for t in tensors):
         return NotImplemented
     size = torch.broadcast_shapes(*(t.shape for t in tensors))
     return (ops.randn(_seed(), size, dtype) * std + mean).to(dtype)

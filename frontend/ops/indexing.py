@@ -42,7 +42,9 @@ def embedding(b: GraphBuilder, node: Any, weight: T, indices: T, *_: Any) -> T:
 @lowers(aten.index_select.default)
 def index_select(b: GraphBuilder, node: Any, x: T, dim: int, index: T) -> T:
     if x.rank == 0:
-        return x
+        line = b.reshape(x, [1])
+        found = b.from_indices([1], [b.reshape(index, [1])], x.dtype, lambda at, i: tensor.extract(line.value, [b.checked_index(i, index.dtype, 1, wrap=False)]))
+        return b.reshape(found, [])
     dim %= x.rank
     _check_extent(x.shape[dim], out_shape(node))
     aligned = b.reshape(index, [*index.shape, *[1] * (x.rank - dim - index.rank)])

@@ -148,7 +148,7 @@ BINARY_FLOAT: dict[Any, Body] = {
     aten.atan2.default: lambda d, x, y: own.function("atan2", x, y),
     aten.copysign: lambda d, x, y: math.copysign(x, y),
     aten.hypot.default: s.hypot,
-    aten.ldexp.Tensor: lambda d, x, y: arith.mulf(x, math.exp2(y)),
+    aten.ldexp.Tensor: s.ldexp,
 }
 JUMPS = (s.remainder, s.fmod)
 COMPARE: dict[Any, Body] = {getattr(aten, p): s.compare(p) for p in ("eq", "ne", "lt", "le", "gt", "ge")} | {
@@ -204,7 +204,9 @@ def add_sub(b: GraphBuilder, node: Any, x: Operand, y: Operand, alpha: Any = 1) 
             v = mul(d, v, b.factor(alpha, d))
         return op(d, u, v)
 
-    return apply(b, node, [x, y], list(node.args[:2]), Kind.DEFAULT, body)
+    # A number is rounded to the type of a 16-bit tensor first, as in ATen: 0.7 - 0.7 is 0.
+    raw = list(node.args[:2])
+    return apply(b, node, [x, y], raw, Kind.DEFAULT, _of_tensors(raw, body))
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide)
@@ -237,7 +239,10 @@ def pow_scalar(b: GraphBuilder, node: Any, x: T, exponent: Any) -> T:
         return apply(b, node, [x, exponent], list(node.args), Kind.BOOL_TO_LONG, s.power)
     if exponent < 0 and not node.meta["val"].dtype.is_floating_point:
         raise Unsupported("a negative power of integers is an error")
-    return apply(b, node, [x], list(node.args), Kind.BOOL_TO_LONG, lambda d, u: s.power_by(d, u, exponent))
+    # Of f16 alone ATen takes no square root for these: another result at -inf and -0.
+    general = node.meta["val"].dtype == torch.float16 and exponent in (0.5, -0.5)
+    power = (lambda d, u: math.powf(u, scalar(d, exponent))) if general else lambda d, u: s.power_by(d, u, exponent)
+    return apply(b, node, [x], list(node.args), Kind.BOOL_TO_LONG, power)
 
 
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)

@@ -149,19 +149,24 @@ def square_sum(b: GraphBuilder, x: T, dims: Sequence[int], keepdim: bool = True)
 
 
 def _variance(b: GraphBuilder, x: T, dims: Any, correction: Any, keepdim: bool, out: torch.dtype, root: bool) -> tuple[T, T]:
-    """Two passes: the mean, then the mean square of what is left."""
+    """Two passes: the mean, then the mean square of what is left, less the square of its mean, by which the first one was rounded.
+
+    That is the corrected two-pass algorithm of Chan, Golub and LeVeque ("Algorithms for computing the sample variance", The American
+    Statistician 37, 1983): with a mean of 10^6 deviations the rounding alone would be half a percent of the variance in f32.
+    """
     d, dims = compute_dtype(x.dtype), all_dims(x, dims)
     middle, rest = centre(b, x, dims, d)
-    squares = square_sum(b, rest, dims, keepdim)
+    squares, left = square_sum(b, rest, dims, keepdim), b.reduce(rest, dims, "add", keepdim, d)
     correction = 1 if correction is None else correction
 
-    def body(u: ir.Value, n: ir.Value) -> ir.Value:
+    def body(u: ir.Value, left: ir.Value, n: ir.Value) -> ir.Value:
+        u = arith.maximumf(arith.subf(u, arith.divf(arith.mulf(left, left), n)), scalar(d, 0))
         less = b.number(correction, d) if isinstance(correction, Scalar) else scalar(d, correction)
         n = arith.maximumf(arith.subf(n, less), scalar(d, 0))
         u = arith.divf(u, n)
         return math.sqrt(u) if root else u
 
-    return b.pointwise(squares.shape, [squares, count_of(x, dims)], d, d, out, body), middle
+    return b.pointwise(squares.shape, [squares, left, count_of(x, dims)], d, d, out, body), middle
 
 
 @lowers(aten.var.correction, aten.std.correction)

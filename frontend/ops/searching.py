@@ -28,7 +28,8 @@ def _search(b: GraphBuilder, node: Any, sequence: T, values: Operand, right: boo
     d = promote([node.args[0], node.args[1]])
     n = sequence.shape[-1]
     steps = n.bit_length() if isinstance(n, int) else 63
-    x = values if isinstance(values, T) else b.full((), d, values)
+    # ATen has a number in the type of the sequence.
+    x = values if isinstance(values, T) else b.full((), sequence.dtype if d.is_floating_point and sequence.dtype.itemsize == 2 else d, values)
     lead = sequence.rank - 1
 
     def body(at: list[Value], v: Value) -> Value:

@@ -57,6 +57,14 @@ def test_out_of_range(text):
         torch.compile(function(text, "x, i"), backend="mlirc")(x, i)
 
 
+def test_a_number_has_one_index():
+    f = torch.compile(lambda x, i: torch.index_select(x, 0, i) * 2, backend="mlirc")
+    assert f(torch.tensor(5.0), torch.tensor([0])) == f(torch.tensor(5.0), torch.tensor(0)) == 10
+    for bad in (1, -1):
+        with pytest.raises(IndexError):
+            f(torch.tensor(5.0), torch.tensor([bad]))
+
+
 def test_one_element_at_a_computed_index_of_a_product():
     """It is read at its own place, whatever the index, which nobody knows to be zero when kernels are formed."""
 

@@ -158,6 +158,37 @@ def test_with_numbers(dtype):
     matches(lambda x: [f(x) for f in functions], x, factor=2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_ldexp_of_powers_out_of_range(dtype):
+    """The product is finite, the power alone is not."""
+    info = torch.finfo(dtype)
+    most = int(torch.tensor(info.max, dtype=torch.float64).log2().ceil())
+    x = torch.tensor([info.tiny, info.max, 1.5, 0.0, -3.0, float("inf"), float("nan")], dtype=dtype)
+    y = torch.tensor([most + 3, -most - 7, 2 - most, 5, 3, -3, 2])
+    got, want = torch.compile(torch.ldexp, backend="mlirc", options=OPTIONS)(x, y), torch.ldexp(x, y)
+    assert torch.equal(got.nan_to_num(77), want.nan_to_num(77)) and got.isnan().equal(want.isnan())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_that_cancel(dtype):
+    """0.7 is what it is in the tensor."""
+    x = torch.full((33,), 0.7, dtype=dtype)
+    functions = [lambda x: x - 0.7, lambda x: 0.7 - x, lambda x: x - torch.tensor(0.7), lambda x: torch.floor((x + -0.7) * 8)]
+    for f in functions:
+        torch._dynamo.reset()
+        assert not torch.compile(f, backend="mlirc", options=OPTIONS)(x).any() and not f(x).any()
+
+
+def test_roots_of_f16_are_powers():
+    x = torch.tensor([-float("inf"), -0.0, 0.0, 4.0, 0.3, float("inf")])
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for f in (lambda x: x**0.5, lambda x: x**-0.5):
+            torch._dynamo.reset()
+            got, want = torch.compile(f, backend="mlirc", options=OPTIONS)(x.to(dtype)), f(x.to(dtype))
+            torch.testing.assert_close(got, want, equal_nan=True)
+            assert dtype == torch.bfloat16 or (got.signbit() == want.signbit())[~want.isnan()].all()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("op", [torch.remainder, torch.fmod, torch.gt, torch.le, torch.eq])
 def test_numbers_have_the_dtype_of_the_tensors_where_a_little_more_is_much(op, dtype):

@@ -99,6 +99,17 @@ def test_nan_and_infinities():
     matches(run([*REDUCTIONS, "x.softmax(1)", "x.log_softmax(1)", "x.logsumexp(1)"]), x, factor=4)
 
 
+def test_variances_far_from_zero():
+    """The mean of a million is known to a few hundredths in f32, the deviations of one are not to feel it."""
+    x = 1e6 + torch.randn(4, 1000)
+    x[3] = 0.1
+    f = torch.compile(lambda x: (x.var(1), torch.std_mean(x, 1), x.t().contiguous().var(0, correction=0)), backend="mlirc")
+    var, (std, mean), columns = f(x)
+    exact = x.double()
+    for got, want in ((var, exact.var(1)), (std, exact.std(1)), (mean, exact.mean(1)), (columns, exact.var(1, correction=0))):
+        torch.testing.assert_close(got.double(), want, rtol=2e-6, atol=1e-7)
+
+
 def test_products():
     matches(lambda x: [x.prod(), x.prod(1)], torch.rand(3, 17, 5) + 0.5, factor=8)
 

@@ -35,6 +35,14 @@ def test_searchsorted(dtype, dynamic):
     assert not left_to_aten()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_have_the_dtype_of_the_sequence(dtype):
+    line = torch.tensor([0.0, 0.1, 0.2, 0.3]).to(dtype)
+    compare(lambda line: [f(right) for right in (False, True) for f in (
+        lambda r: torch.searchsorted(line, 0.1, right=r), lambda r: torch.bucketize(0.3, line, right=r)
+    )], line)  # fmt: skip
+
+
 def test_sizes_and_order():
     """Sequences of 0, 1, 2, ... elements; not sorted; sorted by a permutation; in transposed memory."""
     x = torch.randn(19)

@@ -95,6 +95,12 @@ def test_nothing_taken_zero_times_is_looked_at(dtype, dynamic):
         compare(h, x, y, z, dynamic=dynamic)
 
 
+def test_batched_products_without_rows_or_columns():
+    compare(torch.addbmm, R(0, 4), R(2, 0, 3), R(2, 3, 4))
+    compare(torch.addbmm, R(2, 0), R(3, 2, 5), R(3, 5, 0))
+    compare(torch.addbmm, R(2, 3), R(0, 2, 5), R(0, 5, 3))
+
+
 def test_optimizer_step():
     """AdamW over lists of parameters."""
     models = [torch.nn.Linear(5, 7) for _ in range(2)]

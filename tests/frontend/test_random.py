@@ -303,6 +303,23 @@ def test_bounds_are_checked(f):
         torch.compile(f, backend="mlirc")(torch.zeros(3))
 
 
+INTEGERS = [
+    lambda: torch.randint(0, 257, (3,), dtype=torch.uint8),
+    lambda: torch.randint(-129, 5, (3,), dtype=torch.int8),
+    lambda: torch.randint(0, 3, (3,), dtype=torch.bool),
+    lambda: torch.randint(0, 100000, (3,), dtype=torch.float16),
+    lambda: torch.randint_like(torch.zeros(3, dtype=torch.int8), 300),
+    lambda: torch.normal(torch.tensor([1, 2]), 0.0),
+]
+
+
+@pytest.mark.parametrize("case", range(len(INTEGERS)))
+def test_integers_outside_of_the_type_are_refused(case):
+    for f in (INTEGERS[case], torch.compile(INTEGERS[case], backend="mlirc")):
+        with pytest.raises(RuntimeError, match="out of bounds|not implemented for"):
+            f()
+
+
 @pytest.mark.parametrize("bad", [1.5, -0.1, math.nan, math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_probabilities_are_checked(bad, dtype):
