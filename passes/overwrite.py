@@ -93,11 +93,12 @@ class _Overwrite:
         return layout.offset == 0 and all(normal(a - b) == 0 for a, b in zip(layout.strides, strides))
 
     def _in_place(self, group: int, argument: ir.Value) -> bool:
-        """Whether a group is elementwise, and needs of the argument, for an element of any of its results, the same element alone."""
+        """Whether a group is elementwise, cannot fail half-way, and needs of the argument, for an element of any of its results, the same
+        element alone."""
         shape = self.layouts.shapes.of(argument)
         made: set[ir.Operation] = set()
         for op in self.groups[group]:
-            if st.kind(op) != "elementwise" or "mlirc.pack" in op.attributes or any(self._reaches(v, argument, made) for v in st.captured(op)):
+            if st.kind(op) != "elementwise" or st.can_fail(op) or any(self._reaches(v, argument, made) for v in st.captured(op)):
                 return False
             for value, m in zip(st.inputs(op), st.maps(op)):
                 if not self._reaches(value, argument, made):

@@ -57,12 +57,11 @@ def test_what_is_broadcast_along_the_runs_is_stored():
     )
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32], ids=str)
-@pytest.mark.parametrize("shape", [(19, 6, 5), (40, 3, 32), (17, 1, 7), (33, 5, 33)], ids=str)
-def test_reductions_of_short_rows(shape, dtype, dynamic):
-    x = (R(shape) * 5).to(dtype)
-    compare(lambda x: (x.sum((0, 2)), x.amax((0, 2)), (x > 9).any(2).any(0), x.float().mean((0, 2)), x.float().logsumexp((0, 2))), x, dynamic=dynamic)
+@pytest.mark.parametrize("dtype,dynamic", [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False), (torch.int32, False)])
+def test_reductions_of_short_rows(dtype, dynamic):
+    f = lambda x: (x.sum((0, 2)), x.amax((0, 2)), (x > 9).any(2).any(0), x.float().logsumexp((0, 2)))  # noqa: E731
+    for shape in ((19, 6, 5), (40, 3, 32), (17, 1, 7)):
+        compare(f, (R(shape) * 5).to(dtype), dynamic=dynamic)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
