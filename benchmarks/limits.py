@@ -15,13 +15,18 @@ import numpy as np
 CHAINS = 24
 """Sums that are in flight at once."""
 
+TILE_BYTES = 1024
+"""Of a register of AMX."""
+
 
 def gflops(dtype: str, seconds: float = 0.2) -> float:
     """Products and sums per second, in 10^9, of one core on values in registers; `dtype` is f32 or bf16.
 
-    bf16 is multiplied in pairs where the CPU can (`vdpbf16ps`), else widened to f32. The units of AMX are not measured.
+    bf16 is multiplied on AMX tiles where the CPU has them, in pairs where it can (`vdpbf16ps`), else widened to f32.
     """
     target = _target()
+    if dtype == "bf16" and target.has_amx_bf16:
+        return _tile_gflops(seconds)
     pairs = dtype == "bf16" and target.has_avx512_bf16
     lanes = target.vector_bits // 32
     acc = f"<{lanes} x float>"
@@ -47,6 +52,38 @@ def gflops(dtype: str, seconds: float = 0.2) -> float:
     count = 200_000
     best = _best("\n".join(lines), buffer, count, seconds)
     return 2 * lanes * (2 if pairs else 1) * chains * count / best / 1e9
+
+
+def _tile_gflops(seconds: float) -> float:
+    """As `gflops`: four tiles of 16x16 sums, from two tiles of either operand."""
+    from mlirc.runtime.amx import request_tiles
+
+    request_tiles()
+    load, product = "call x86_amx @llvm.x86.tileloadd64.internal", "call x86_amx @llvm.x86.tdpbf16ps.internal"
+    lines = [
+        "declare x86_amx @llvm.x86.tileloadd64.internal(i16, i16, ptr, i64)",
+        "declare x86_amx @llvm.x86.tdpbf16ps.internal(i16, i16, i16, x86_amx, x86_amx, x86_amx)",
+        "declare x86_amx @llvm.x86.tilezero.internal(i16, i16)",
+        "declare void @llvm.x86.tilestored64.internal(i16, i16, ptr, i64, x86_amx)",
+        "define void @f(ptr %p, i64 %n) {",
+        "entry:",
+    ]
+    for i in range(4):
+        lines += [f"%q{i} = getelementptr i8, ptr %p, i64 {TILE_BYTES * i}", f"%t{i} = {load}(i16 16, i16 64, ptr %q{i}, i64 64)"]
+        lines.append(f"%z{i} = call x86_amx @llvm.x86.tilezero.internal(i16 16, i16 64)")
+    lines += ["br label %loop", "loop:", "%i = phi i64 [0, %entry], [%j, %loop]"]
+    lines += [f"%a{i} = phi x86_amx [%z{i}, %entry], [%b{i}, %loop]" for i in range(4)]
+    lines += [f"%b{i} = {product}(i16 16, i16 64, i16 64, x86_amx %a{i}, x86_amx %t{i // 2}, x86_amx %t{2 + i % 2})" for i in range(4)]
+    lines += ["%j = add i64 %i, 1", "%c = icmp slt i64 %j, %n", "br i1 %c, label %loop, label %out", "out:"]
+    for i in range(4):
+        lines.append(f"%s{i} = getelementptr i8, ptr %p, i64 {TILE_BYTES * (4 + i)}")
+        lines.append(f"call void @llvm.x86.tilestored64.internal(i16 16, i16 64, ptr %s{i}, i64 64, x86_amx %b{i})")
+    lines += ["ret void", "}"]
+    buffer = _aligned(8 * TILE_BYTES)
+    values = np.random.default_rng(0).normal(size=2 * TILE_BYTES).astype(np.float32)
+    buffer[: 4 * TILE_BYTES] = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    count = 20_000
+    return 4 * 2 * 16 * 16 * 32 * count / _best("\n".join(lines), buffer, count, seconds) / 1e9
 
 
 def vector_ops(kind: str, seconds: float = 0.1) -> float:

@@ -181,7 +181,12 @@ def _impossible_depth(kernel: KernelFunction, model: ContractionStrategy, s: Con
 
     r = roles(kernel)
     width = s.columns * s.lanes
-    if s.dot is not None or s.tiles or s.shared is not None or panel_step(kernel, r, width) is None:
+    if s.tiles:
+        length = known(kernel.domain.sizes[s.pairs])  # type: ignore[index]
+        if s.depth % 32 or not 32 <= s.depth < length:  # type: ignore[operator]
+            return f"valid: multiples of 32 below {length}, or none"
+        return ""
+    if s.dot is not None or s.shared is not None or panel_step(kernel, r, width) is None:
         return "its reduction cannot be cut in blocks; valid: none"
     length = known(kernel.domain.sizes[r.reductions[0]])
     if s.depth % 2 or not 2 <= s.depth < length:  # type: ignore[operator]

@@ -53,6 +53,12 @@ def group(panels: int, row_blocks: int) -> int:
     return max(min(MOST_GROUPED, panels * row_blocks // 32), 1) if row_blocks > 1 else 1
 
 
+def tile_panel_bytes(caches: Caches) -> int:
+    """Of a block of a panel where a product runs on AMX tiles: a third of the first level. The rows stream past it from the second,
+    which cannot deliver both at the rate of the unit, and the sums that wait for the next block take the rest."""
+    return caches.first // 3
+
+
 def resident(caches: Caches) -> int:
     """Bytes of an operand that stay in the second level while the others pass through it: half of it."""
     return caches.second // 2

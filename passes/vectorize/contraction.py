@@ -81,15 +81,23 @@ class Contraction:
         return functools.reduce(e.math.mul, self._counts(e), 1)
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
-        e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
-        self.out = self.k.bind(e, slots)
+        self._bind(status, slots)
+        self._walk(begin, end)
+
+    def _bind(self, status: ir.Value, slots: list[ir.Value]) -> None:
+        """Begin the code of a function that has these slots."""
+        self.e = Evaluator(self.s.lanes, status, self.k.shapes)
+        self.out = self.k.bind(self.e, slots)
         self._prepare()
+
+    def _walk(self, begin: ir.Value, end: ir.Value) -> None:
+        """A part of the parallel range."""
+        e = self.e
 
         def iteration(p: Number, _: Values) -> Values:
             counts = self._counts(e)
-            # Row blocks innermost: neighbours share a panel of B.
             n = len(self.r.outer)
-            order = [n + 1, *range(n), n] if self.s.lanes_first else [*range(n), n + 1, n]
+            order = self._order(n)
             at: list[Number] = [0] * len(counts)
             for place, i in zip(order, delinearize(e, p, [counts[k] for k in order])):
                 at[place] = i
@@ -99,6 +107,11 @@ class Contraction:
             return []
 
         loop(e, begin, end, 1, [], iteration)
+
+    def _order(self, n: int) -> list[int]:
+        """The order of the parallel loops: `n` outer classes, row blocks (`n`), lane blocks (`n` + 1), the outermost first."""
+        # Row blocks innermost: neighbours share a panel of B.
+        return [n + 1, *range(n), n] if self.s.lanes_first else [*range(n), n + 1, n]
 
     def _prepare(self) -> None:
         """What the body needs once, before its loops."""

@@ -1,34 +1,44 @@
-"""bf16 contractions on AMX: up to 2x2 tiles of 16x16 sums, the epilogue from a scratch of one tile block.
+"""bf16 contractions on AMX: up to 2x2 tiles of 16x16 sums, the epilogue from a scratch.
 
-    func @kernel_tile_32x32(%context, %first_row, %end_row, %first_lane, outer indices):
-      for row blocks of 32:
-        c[2][2] = 0
-        for k in steps of 32: a[2] = rows, 32 bf16 each; b[2] = packed pairs [k/2][32 columns][2]; c += a * b
-        scratch = c; for row: store epilogue(scratch[row])
+    func @kernel_tiles16(%begin, %end, %context):        (of the parallel range)
+      for outer classes, row block, lane block:
+        for blocks of k:                                  (a panel of 32 columns of one of them stays in the first-level cache)
+          for 32 rows of the row block:
+            c[2][2] = 0, or from the scratch
+            for k in steps of 32: a[2] = rows, 32 bf16 each; b[2] = packed pairs [k/2][32 columns][2]; c += a * b
+            scratch = c
+        for row: store epilogue(scratch[row])
 
-A tile register has one shape in a whole function: LLVM configures the tiles once per function, and spills in inner loops
-if shapes compete for the eight of them. So each block shape (full, 16 rows, the last rows, the last lanes) is a function
-of its own that is not inlined. Denormals are flushed by the unit.
+A tile register has one shape in a whole function: LLVM configures the tiles once per function, and spills in inner loops if
+shapes compete for the eight of them. To configure them and to release them takes as long as 20 to 30 products, so a thread does it
+once: the function walks the whole of its range, and all tiles have 16 rows. Rows that are left after them are the last ones of 16
+that overlap those before, of which the epilogue takes what is new. Fewer rows than 16 have a function with tiles of their number; where that is
+a symbol, there are functions for 8, 4, 2 and 1, each for its bit of the number. Denormals are flushed by the unit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ...dialects.mlir import func, ir, x86
+from ...dialects import builders
+from ...dialects.mlir import arith, func, ir, memref, scf, vector, x86
 from .. import structure as st
 from ..strategy import ContractionStrategy
 from . import entry
 from .contraction import Contraction
-from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number
-from .nest import Values, constant_mask, loop
+from .memory import Memory
+from .nest import Values, loop
 
 SIDE = 16
 """Rows, and f32 columns, of a tile register."""
 DEPTH = 32
 """bf16 of k in a tile row."""
+PAIRS = DEPTH // 2
+LINE = 32
+"""bf16 in a line of the cache."""
 
 
 def vectorize_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
@@ -41,151 +51,203 @@ def tile(rows: int, columns: int, element: str) -> ir.Type:
     return ir.Type.parse(f"!x86.amx.tile<{rows}x{columns}x{element}>")
 
 
+@dataclass(frozen=True)
+class Span:
+    """A block of k, in pairs; the first one of a sum begins with zeros."""
+
+    begin: Number
+    end: Number
+    fresh: bool
+
+
 class _Tiles(Contraction):
-    """As `Contraction`, with the register tiles of a row range in functions per shape."""
+    """As `Contraction`, in functions that have tiles of one height each."""
 
-    def __init__(self, kernel: KernelFunction, strategy: ContractionStrategy) -> None:
-        super().__init__(kernel, strategy)
-        self.functions: set[str] = set()
+    height = SIDE
+    """Rows of a tile."""
 
-    left: int | None = None
-    """Lanes of the last, partial block while it is being built."""
+    def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
+        assert self.s.row is not None
+        size = self._size(self.k.sizes_evaluator(self.s.lanes, slots), self.s.row)
+        if isinstance(size, int):
+            self._call(min(size, SIDE), begin, end)
+            return
+        enough = arith.cmpi(arith.CmpIPredicate.sge, size, builders.index(SIDE))
+        branch = scf.IfOp(enough, has_else=True)
+        for block, heights in ((branch.then_block, [SIDE]), (branch.else_block, [8, 4, 2, 1])):
+            with ir.InsertionPoint(block):
+                for height in heights:
+                    self._call(height, begin, end)
+                scf.YieldOp([])
 
-    def _tail(self, first: Number, left: Number, row_block: Number) -> None:
-        assert isinstance(left, int)
-        self.left = left
-        super()._tail(first, left, row_block)
-        self.left = None
-
-    def _rows(self, first: Number | None, columns: int, masks: Sequence[ir.Value | None] | None, row_block: Number) -> None:
-        e, m = self.e, self.e.math
-        assert first is not None and self.s.row is not None
-        size = self._size(e, self.s.row)
-        lo = m.mul(row_block, self._row_block())
-        hi = m.minimum(m.add(lo, self._row_block()), size)
-        heights = [self.s.rows, *([SIDE] if self.s.rows > SIDE else [])]
-        heights += [size % SIDE] if isinstance(size, int) else [4, 1]
-        for rows in dict.fromkeys(h for h in heights if h):
-            stop = m.add(lo, m.mul(m.floordiv(m.sub(hi, lo), rows), rows))
-            self._call(rows, columns, lo, stop, first)
-            lo = stop
-
-    def _call(self, rows: int, columns: int, lo: Number, hi: Number, first: Number) -> None:
-        """Call the function for a block shape, building it the first time."""
-        m = self.e.math
-        block = ir.InsertionPoint.current.block
-        body = st.operation(block.owner)
+    def _call(self, height: int, begin: ir.Value, end: ir.Value) -> None:
+        """Build the function for a height, and call it."""
+        body = st.operation(ir.InsertionPoint.current.block.owner)
         while body.name != "func.func":
             body = st.operation(body.parent)
-        name = ir.StringAttr(body.attributes["sym_name"]).value.removesuffix("_body")
-        name += f"_tile_{rows}x{self.left or columns * SIDE}"
-        context = body.regions[0].blocks[0].arguments[2]
-        outer = [self.env[c].base for c in self.r.outer]
-        arguments = [context, *(m.value(n) for n in (lo, hi, first, *outer))]
-        if name not in self.functions:
-            self.functions.add(name)
-            kind = ir.FunctionType.get([a.type for a in arguments], [])
-            with ir.InsertionPoint(st.operation(body.parent).regions[0].blocks[0]):
-                f = func.FuncOp(name, kind)
-                f.operation.attributes["llvm.linkage"] = ir.Attribute.parse("#llvm.linkage<internal>")
-                f.operation.attributes["no_inline"] = ir.UnitAttr.get()
-                with ir.InsertionPoint(f.add_entry_block()):
-                    self._function(rows, columns, list(f.arguments))
-                    func.ReturnOp([])
+        name = f"{ir.StringAttr(body.attributes['sym_name']).value.removesuffix('_body')}_tiles{height}"
+        arguments = [begin, end, body.regions[0].blocks[0].arguments[2]]
+        with ir.InsertionPoint(st.operation(body.parent).regions[0].blocks[0]):
+            f = func.FuncOp(name, ir.FunctionType.get([a.type for a in arguments], []))
+            f.operation.attributes["llvm.linkage"] = ir.Attribute.parse("#llvm.linkage<internal>")
+            f.operation.attributes["no_inline"] = ir.UnitAttr.get()
+            with ir.InsertionPoint(f.add_entry_block()):
+                inner = _Tiles(self.k, self.s)
+                inner.height = height
+                first, last, context = f.arguments
+                inner._bind(*entry.unpack(context, self.k.kinds))
+                inner._walk(first, last)
+                func.ReturnOp([])
         func.CallOp([], name, arguments)
 
-    def _function(self, rows: int, columns: int, arguments: list[ir.Value]) -> None:
-        context, lo, hi, first, *outer = arguments
-        status, slots = entry.unpack(context, self.k.kinds)
-        inner = _Tiles(self.k, self.s)
-        inner.e = Evaluator(self.s.lanes, status, self.k.shapes)
-        inner.out = self.k.bind(inner.e, slots)
-        inner._prepare()
-        inner.env = {c: Index(i) for c, i in zip(self.r.outer, outer)}
-        masks: list[ir.Value | None] = [None] * columns
-        if self.left is not None and self.left % SIDE:
-            masks[-1] = constant_mask(inner.e, self.left % SIDE)
+    def _prepare(self) -> None:
+        self._make_scratch(self._row_block() + self.height)
 
-        def block(i: Number, _: Values) -> Values:
-            inner._tile(first, masks, [Index(inner.e.math.add(i, r)) for r in range(rows)])
+    def _order(self, n: int) -> list[int]:
+        # Lane blocks innermost: the rows of a block stay in the second-level cache, and the panels stream past them.
+        return super()._order(n) if self.s.lanes_first else [*range(n), n, n + 1]
+
+    def _rows(self, first: Number | None, columns: int, masks: Sequence[ir.Value | None] | None, row_block: Number) -> None:
+        """A row block and a lane block."""
+        e, m = self.e, self.e.math
+        assert first is not None and self.s.pairs is not None
+        pairs = self._size(e, self.s.pairs)
+        assert isinstance(pairs, int)
+        pairs //= 2
+        step = pairs if self.s.depth is None else self.s.depth // 2
+        lo, hi = self._present_rows(row_block)
+
+        def products(begin: Number, _: Values) -> Values:
+            self._products_of(lo, hi, first, columns, Span(begin, m.minimum(m.add(begin, step), pairs), begin == 0))
             return []
 
-        loop(inner.e, lo, hi, rows, [], block)
+        products(0, [])
+        loop(e, step, pairs, step, [], products)
+        lanes = [Index(m.add(first, j * e.lanes), 1) for j in range(columns)]
+        self._epilogue_of(lo, hi, lanes, masks or [None] * columns)
 
-    def _prepare(self) -> None:
-        self._make_scratch(2 * SIDE)
+    def _present_rows(self, row_block: Number) -> tuple[Number, Number]:
+        """From where to where this function computes rows of a row block."""
+        m, h = self.e.math, self.height
+        size = self._size(self.e, self.s.row)  # type: ignore[arg-type]
+        if h < SIDE and not isinstance(size, int):
+            lo = m.mul(m.floordiv(size, 2 * h), 2 * h)
+            return lo, m.add(lo, m.sub(m.mod(size, 2 * h), m.mod(size, h)))
+        lo = m.mul(row_block, self._row_block())
+        return lo, m.minimum(m.add(lo, self._row_block()), size)
 
-    def _tile(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> None:
+    def _products_of(self, lo: Number, hi: Number, first: Number, columns: int, span: Span) -> None:
+        """Sums of rows [lo, hi) over a block of k, in the scratch."""
+        e, m, h = self.e, self.e.math, self.height
+        size = self._size(e, self.s.row)  # type: ignore[arg-type]
+        middle = lo
+        if self.s.rows == 2 * SIDE and h == SIDE:
+            middle = m.add(lo, m.mul(m.floordiv(m.sub(hi, lo), 2 * SIDE), 2 * SIDE))
+
+            def double(i: Number, _: Values) -> Values:
+                self._block([i, m.add(i, SIDE)], m.sub(i, lo), first, columns, span)
+                return []
+
+            loop(e, lo, middle, 2 * SIDE, [], double)
+            if isinstance(size, int) and size % (2 * SIDE) == 0:
+                return
+        whole = isinstance(size, int) and size % h == 0
+
+        def single(i: Number, _: Values) -> Values:
+            self._block([i if whole else m.minimum(i, m.sub(hi, h))], m.sub(i, lo), first, columns, span)
+            return []
+
+        loop(e, middle, hi, h, [], single)
+
+    def _block(self, rows: list[Number], place: Number, first: Number, columns: int, span: Span) -> None:
+        """Up to 2x2 tiles, whose sums are in the scratch from row `place` on."""
         m = self.e.math
-        assert first is not None
         m.enter()
-        heights = [min(SIDE, len(rows) - r) for r in range(0, len(rows), SIDE)]
-        columns = len(masks)
-        acc = [x86.amx_tile_zero(tile(h, SIDE, "f32")) for h in heights for _ in range(columns)]
+        kind = tile(self.height, SIDE, "f32")
+        corner = m.mul(place, self.width)
+        places = [m.value(m.add(corner, i * SIDE * self.width + j * SIDE)) for i in range(len(rows)) for j in range(columns)]
+        stride = m.value(self.width)
+        if span.fresh:
+            acc = [x86.amx_tile_zero(kind) for _ in places]
+        else:
+            acc = [x86.amx_tile_load(kind, self.scratch, [at], stride=stride) for at in places]
         outer = [c for c in self.r.reductions if c != self.s.pairs]
-        acc = self._sum(outer, first, rows[0].base, heights, columns, acc)
-        for i, _h in enumerate(heights):
-            for j in range(columns):
-                at = m.value((i * SIDE) * self.width + j * SIDE)
-                x86.amx_tile_store(self.scratch, [at], acc[i * columns + j], stride=m.value(self.width))
-        lanes = [Index(m.add(first, j * SIDE), 1) for j in range(columns)]
-        self._store_from_scratch(rows[0].base, len(rows), lanes, masks)
+        acc = self._sum(outer, rows, place, first, columns, span, acc)
+        for at, total in zip(places, acc):
+            x86.amx_tile_store(self.scratch, [at], total, stride=stride)
         m.leave()
 
-    def _sum(
-        self, classes: list[int], first: Number, row: Number, heights: list[int], columns: int, acc: Values
-    ) -> Values:
+    def _sum(self, classes: list[int], rows: list[Number], place: Number, first: Number, columns: int, span: Span, acc: Values) -> Values:
         """Walk the outer reductions, then k in tiles."""
+        e, m = self.e, self.e.math
         if classes:
 
             def step(i: Number, values: Values) -> Values:
                 self.env[classes[0]] = Index(i)
-                return self._sum(classes[1:], first, row, heights, columns, values)
+                return self._sum(classes[1:], rows, place, first, columns, span, values)
 
-            return loop(self.e, 0, self._size(self.e, classes[0]), 1, acc, step)
-        assert self.s.pairs is not None
-        def block(k: Number, values: Values) -> Values:
-            return self._multiply_tiles(first, row, heights, columns, k, values)
+            return loop(e, 0, self._size(e, classes[0]), 1, acc, step)
 
-        return loop(self.e, 0, self._size(self.e, self.s.pairs), DEPTH, acc, block)
+        def block(pair: Number, values: Values) -> Values:
+            m.enter()
+            self.env[self.s.pairs] = Index(m.mul(pair, 2))  # type: ignore[index]
+            out = self._multiply_tiles(rows, first, columns, values)
+            if self.s.ahead and len(rows) == 2:
+                self._fetch(pair, place, first, span)
+            m.leave()
+            return out
 
-    def _multiply_tiles(
-        self, first: Number, row: Number, heights: list[int], columns: int, k: Number, acc: Values
-    ) -> Values:
-        e, m, op = self.e, self.e.math, self.op
-        assert op is not None and self.s.pairs is not None and self.s.row is not None and self.s.lane is not None
-        m.enter()
-        self.env[self.s.pairs] = Index(k)
-        packed = 0 if self.r.swapped else 1
-        places = [(e.memory[v], a) for v, a in list(zip(op.operands, st.maps(op)))[:2]]
+        return loop(e, span.begin, span.end, PAIRS, acc, block)
 
-        def address(n: int) -> Index:
-            place, a = places[n]
-            return e.offset(place, tuple(self._address(x, self._loops(op)) for x in a.results))
-
+    def _multiply_tiles(self, rows: list[Number], first: Number, columns: int, acc: Values) -> Values:
+        m = self.e.math
         a_tiles, b_tiles = [], []
-        for i, h in enumerate(heights):
+        for row in rows:
             # A lane stride of one along the rows makes the step from row to row come out as the lane stride.
-            self._set(Index(m.add(row, i * SIDE), 1), Index(first))
-            at = address(1 - packed)
-            place = places[1 - packed][0]
-            a_tiles.append(
-                x86.amx_tile_load(tile(h, DEPTH, "bf16"), place.buffer, [m.value(at.base)], stride=m.value(at.stride))
-            )
+            place, at = self._operand_at(1 if self.r.swapped else 0, Index(row, 1), Index(first))
+            kind = tile(self.height, DEPTH, "bf16")
+            a_tiles.append(x86.amx_tile_load(kind, place.buffer, [m.value(at.base)], stride=m.value(at.stride)))
         for j in range(columns):
-            self._set(Index(row), Index(m.add(first, j * SIDE)))
-            at = address(packed)
-            place = places[packed][0]
-            b_tiles.append(
-                x86.amx_tile_load(
-                    tile(DEPTH // 2, 2 * SIDE, "bf16"), place.buffer, [m.value(at.base)], stride=m.value(place.strides[-3])
-                )
-            )
-        out = [
-            x86.amx_tile_mulf(a, b, acc[i * columns + j])
-            for i, a in enumerate(a_tiles)
-            for j, b in enumerate(b_tiles)
-        ]
-        m.leave()
-        return out
+            place, at = self._operand_at(0 if self.r.swapped else 1, Index(rows[0]), Index(m.add(first, j * SIDE)))
+            kind = tile(PAIRS, 2 * SIDE, "bf16")
+            b_tiles.append(x86.amx_tile_load(kind, place.buffer, [m.value(at.base)], stride=m.value(place.strides[-3])))
+        return [x86.amx_tile_mulf(a, b, acc[i * columns + j]) for i, a in enumerate(a_tiles) for j, b in enumerate(b_tiles)]
 
+    def _operand_at(self, n: int, row: Index, lane: Index) -> tuple[Memory, Index]:
+        """Where an operand is at this row and lane."""
+        op = self.op
+        assert op is not None
+        self._set(row, lane)
+        place = self.e.memory[op.operands[n]]
+        return place, self.e.offset(place, tuple(self._address(x, self._loops(op)) for x in st.maps(op)[n].results))
+
+    def _fetch(self, pair: Number, place: Number, first: Number, span: Span) -> None:
+        """Fetch a part of the panel's next block, which lies behind this one; each of the register tiles fetches its share."""
+        m, ahead = self.e.math, self.s.ahead
+        panel, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(first))
+        behind = m.mul(m.sub(span.end, pair), panel.strides[-3])
+        steps = m.add(m.mul(m.floordiv(place, 2 * SIDE), m.floordiv(m.sub(span.end, span.begin), PAIRS)), m.floordiv(m.sub(pair, span.begin), PAIRS))
+        start = m.add(m.add(at.base, behind), m.mul(steps, ahead * LINE))
+        for line in range(ahead):
+            memref.prefetch(panel.buffer, [m.value(m.add(start, line * LINE))], False, 3, True)
+
+    def _epilogue_of(self, lo: Number, hi: Number, lanes: list[Index], masks: Sequence[ir.Value | None]) -> None:
+        """Store what becomes of the sums of rows [lo, hi)."""
+        e, m, h = self.e, self.e.math, self.height
+        size = self._size(e, self.s.row)  # type: ignore[arg-type]
+        count = m.sub(hi, lo)
+        whole = m.mul(m.floordiv(count, h), h)
+        skipped = m.value(m.mul(m.sub(h, m.sub(count, whole)), self.width))
+
+        def row(r: Number, _: Values) -> Values:
+            start = m.mul(r, self.width)
+            if not isinstance(size, int) or size % h:
+                # The last tile begins with rows of the one before.
+                last = arith.cmpi(arith.CmpIPredicate.sge, m.value(r), m.value(whole))
+                start = m.add(start, arith.select(last, skipped, m.value(0)))
+            kind = m.vector_type(builders.element_type(self.op.results[0]))  # type: ignore[union-attr]
+            sums = [vector.load(kind, self.scratch, [m.value(m.add(start, j * e.lanes))]) for j in range(len(lanes))]
+            self._store([Index(m.add(lo, r))], lanes, masks, sums)
+            return []
+
+        loop(e, 0, count, 1, [], row)
