@@ -58,7 +58,7 @@ def chain(k: int, n: int, rows: int, dtype: Any, cold: bool) -> tuple[Any, list[
     return Chain(), [torch.randn(rows, k).to(dtype) for _ in range(layers)]
 
 
-def ours(module: Any, inputs: list[Any], dynamic: bool = False) -> Callable[[], Any]:
+def ours(module: Any, inputs: list[Any], dynamic: bool = False, options: dict[str, Any] | None = None) -> Callable[[], Any]:
     """The compiled graph without Dynamo's guards in front of it."""
     import torch
     import torch._dynamo
@@ -70,7 +70,7 @@ def ours(module: Any, inputs: list[Any], dynamic: bool = False) -> Callable[[], 
     found: list[tuple[Any, list[Any]]] = []
 
     def compiler(gm: Any, examples: Any, direction: str) -> Any:
-        runner = compile_fx(gm, examples, options=Options.make(None, None), target=Target.host(), direction=direction)
+        runner = compile_fx(gm, examples, options=Options.make(options), target=Target.host(), direction=direction)
 
         def run(arguments: list[Any]) -> Any:
             found.append((runner, list(arguments)))
@@ -83,7 +83,7 @@ def ours(module: Any, inputs: list[Any], dynamic: bool = False) -> Callable[[], 
     if dynamic:
         for x in inputs:
             torch._dynamo.mark_dynamic(x, 0)
-    torch.compile(module, backend=lambda gm, examples: capture(gm, examples, compiler, Options.make(None, None)), dynamic=dynamic or False)(*inputs)
+    torch.compile(module, backend=lambda gm, examples: capture(gm, examples, compiler, Options.make(options)), dynamic=dynamic or False)(*inputs)
     ((runner, arguments),) = found
     return lambda: runner(list(arguments))
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "ahead", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "grain")
 _FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs")
 _STACK = 256 << 10
@@ -108,8 +108,8 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value]) -> Strategy | str
             return f"the strategy of a kernel of kind {strategy.kind} has no field {name!r}; valid fields: {', '.join(known_fields)}"
         if name in _FLAGS and not isinstance(value, bool):
             return f"{name} wants true or false, got {_spell(value)}"
-        if name not in _FLAGS and (isinstance(value, bool) or (value is None and name != "depth") or (value is not None and value < 1)):
-            return f"{name} wants a positive number{' or none' if name == 'depth' else ''}, got {_spell(value)}"
+        if name not in _FLAGS and (isinstance(value, bool) or (value is None and name != "depth") or (value is not None and value < (name != "ahead"))):
+            return f"{name} wants a positive number{' or none' if name == 'depth' else ' or 0' if name == 'ahead' else ''}, got {_spell(value)}"
     if isinstance(strategy, LoopStrategy):
         return replace(strategy, **fields)  # type: ignore[arg-type]
     new = replace(strategy, **fields)  # type: ignore[arg-type]
@@ -172,6 +172,7 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
         out["rows"] = (1, *min(there, (most, f"{registers} registers, and a row takes {s.columns}")))
         out["unroll"] = (1, 1, "sums are not split")
     out["row_tiles"] = (1, 64, "register tiles")
+    out["ahead"] = (0, 32 if s.tiles else 0, "lines of a panel that a step on tiles fetches" if s.tiles else "only products on tiles fetch")
     out["group"] = (1, 32, "lane blocks") if s.depth is not None else (1, 1, "without depth")
     return out
 

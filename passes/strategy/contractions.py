@@ -57,7 +57,7 @@ class ContractionStrategy:
     """Whether blocks of sums are transposed in registers, so that the epilogue has its lanes along the rows: for results that are
     contiguous there, and not along the columns."""
     ahead: int = 0
-    """Lines of the packed operand that a step of a register tile fetches for the block of the reduction that comes next."""
+    """Lines of the packed operand that a step of a register tile fetches ahead of time."""
     row_tiles: int = 4
     """Register tiles of a parallel iteration, one below the other: they share a panel, or with `depth` a block of one."""
     grain: int = 1
@@ -253,7 +253,7 @@ def _tile_rows(kernel: KernelFunction, r: Roles, rows: int, why: dict[str, str])
     why["row_tiles"] = "their sums and a block of the panel are in the first-level cache, which the rows stream through"
     if rows < 32 or r.outer or len(r.reductions) > 1:
         return tiles, 0
-    why["ahead"] = "the next block of the panel is fetched by the register tiles before it"
+    why["ahead"] = "lines of the block of the panel after the next one that a step fetches: all of them together the whole block"
     return tiles, 32 // tiles
 
 

@@ -7,7 +7,7 @@
             c[2][2] = 0, or from the scratch
             for k in steps of 32: a[2] = rows, 32 bf16 each; b[2] = packed pairs [k/2][32 columns][2]; c += a * b
             scratch = c
-        for row: store epilogue(scratch[row])
+            the last block of k?  for row: store epilogue(scratch[row])
 
 A tile register has one shape in a whole function: LLVM configures the tiles once per function, and spills in inner loops if
 shapes compete for the eight of them. To configure them and to release them takes as long as 20 to 30 products, so a thread does it
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...dialects import builders
-from ...dialects.mlir import arith, func, ir, memref, scf, vector, x86
+from ...dialects.mlir import arith, func, ir, memref, scf, x86
 from .. import structure as st
 from ..strategy import ContractionStrategy
 from . import entry
@@ -53,11 +53,22 @@ def tile(rows: int, columns: int, element: str) -> ir.Type:
 
 @dataclass(frozen=True)
 class Span:
-    """A block of k, in pairs; the first one of a sum begins with zeros."""
+    """A block of k, in pairs: sums begin with the first one, and are whole after the last."""
 
     begin: Number
     end: Number
-    fresh: bool
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows from `begin` to `end`, and vectors of lanes with their masks."""
+
+    begin: Number
+    end: Number
+    lanes: list[Index]
+    masks: Sequence[ir.Value | None]
 
 
 class _Tiles(Contraction):
@@ -117,14 +128,18 @@ class _Tiles(Contraction):
         step = pairs if self.s.depth is None else self.s.depth // 2
         lo, hi = self._present_rows(row_block)
 
-        def products(begin: Number, _: Values) -> Values:
-            self._products_of(lo, hi, first, columns, Span(begin, m.minimum(m.add(begin, step), pairs), begin == 0))
+        lanes = [Index(m.add(first, j * e.lanes), 1) for j in range(columns)]
+        block = Block(lo, hi, lanes, masks or [None] * columns)
+        parts = -(-pairs // step)
+        self._products_of(block, Span(0, min(step, pairs), True, parts == 1))
+
+        def middle(begin: Number, _: Values) -> Values:
+            self._products_of(block, Span(begin, m.add(begin, step), False, False))
             return []
 
-        products(0, [])
-        loop(e, step, pairs, step, [], products)
-        lanes = [Index(m.add(first, j * e.lanes), 1) for j in range(columns)]
-        self._epilogue_of(lo, hi, lanes, masks or [None] * columns)
+        loop(e, step, (parts - 1) * step, step, [], middle)
+        if parts > 1:
+            self._products_of(block, Span((parts - 1) * step, pairs, False, True))
 
     def _present_rows(self, row_block: Number) -> tuple[Number, Number]:
         """From where to where this function computes rows of a row block."""
@@ -136,38 +151,46 @@ class _Tiles(Contraction):
         lo = m.mul(row_block, self._row_block())
         return lo, m.minimum(m.add(lo, self._row_block()), size)
 
-    def _products_of(self, lo: Number, hi: Number, first: Number, columns: int, span: Span) -> None:
-        """Sums of rows [lo, hi) over a block of k, in the scratch."""
+    def _products_of(self, block: Block, span: Span) -> None:
+        """The products of a block of k."""
         e, m, h = self.e, self.e.math, self.height
         size = self._size(e, self.s.row)  # type: ignore[arg-type]
-        middle = lo
+        middle = block.begin
         if self.s.rows == 2 * SIDE and h == SIDE:
-            middle = m.add(lo, m.mul(m.floordiv(m.sub(hi, lo), 2 * SIDE), 2 * SIDE))
+            middle = m.add(middle, m.mul(m.floordiv(m.sub(block.end, middle), 2 * SIDE), 2 * SIDE))
 
             def double(i: Number, _: Values) -> Values:
-                self._block([i, m.add(i, SIDE)], m.sub(i, lo), first, columns, span)
+                place = m.sub(i, block.begin)
+                self._sums([i, m.add(i, SIDE)], place, block, span)
+                if span.last:
+                    self._epilogue_of(i, 2 * SIDE, place, block)
                 return []
 
-            loop(e, lo, middle, 2 * SIDE, [], double)
+            loop(e, block.begin, middle, 2 * SIDE, [], double)
             if isinstance(size, int) and size % (2 * SIDE) == 0:
                 return
         whole = isinstance(size, int) and size % h == 0
 
         def single(i: Number, _: Values) -> Values:
-            self._block([i if whole else m.minimum(i, m.sub(hi, h))], m.sub(i, lo), first, columns, span)
+            place = m.sub(i, block.begin)
+            row = i if whole else m.minimum(i, m.sub(block.end, h))
+            self._sums([row], place, block, span)
+            if span.last:
+                self._epilogue_of(i, h if whole else m.minimum(h, m.sub(block.end, i)), m.add(place, m.sub(i, row)), block)
             return []
 
-        loop(e, middle, hi, h, [], single)
+        loop(e, middle, block.end, h, [], single)
 
-    def _block(self, rows: list[Number], place: Number, first: Number, columns: int, span: Span) -> None:
+    def _sums(self, rows: list[Number], place: Number, block: Block, span: Span) -> None:
         """Up to 2x2 tiles, whose sums are in the scratch from row `place` on."""
         m = self.e.math
         m.enter()
         kind = tile(self.height, SIDE, "f32")
+        first, columns = block.lanes[0].base, len(block.lanes)
         corner = m.mul(place, self.width)
         places = [m.value(m.add(corner, i * SIDE * self.width + j * SIDE)) for i in range(len(rows)) for j in range(columns)]
         stride = m.value(self.width)
-        if span.fresh:
+        if span.first:
             acc = [x86.amx_tile_zero(kind) for _ in places]
         else:
             acc = [x86.amx_tile_load(kind, self.scratch, [at], stride=stride) for at in places]
@@ -222,32 +245,21 @@ class _Tiles(Contraction):
         return place, self.e.offset(place, tuple(self._address(x, self._loops(op)) for x in st.maps(op)[n].results))
 
     def _fetch(self, pair: Number, place: Number, first: Number, span: Span) -> None:
-        """Fetch a part of the panel's next block, which lies behind this one; each of the register tiles fetches its share."""
+        """Fetch a part of a block of the panel into the second-level cache; each of the register tiles fetches its share.
+
+        It is the block after the next one, which lies behind that and this one: the next one, and into the first level, came too late.
+        """
         m, ahead = self.e.math, self.s.ahead
         panel, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(first))
-        behind = m.mul(m.sub(span.end, pair), panel.strides[-3])
+        behind = m.mul(m.sub(m.mul(span.end, 2), m.add(span.begin, pair)), panel.strides[-3])
         steps = m.add(m.mul(m.floordiv(place, 2 * SIDE), m.floordiv(m.sub(span.end, span.begin), PAIRS)), m.floordiv(m.sub(pair, span.begin), PAIRS))
         start = m.add(m.add(at.base, behind), m.mul(steps, ahead * LINE))
         for line in range(ahead):
-            memref.prefetch(panel.buffer, [m.value(m.add(start, line * LINE))], False, 3, True)
+            memref.prefetch(panel.buffer, [m.value(m.add(start, line * LINE))], False, 2, True)
 
-    def _epilogue_of(self, lo: Number, hi: Number, lanes: list[Index], masks: Sequence[ir.Value | None]) -> None:
-        """Store what becomes of the sums of rows [lo, hi)."""
-        e, m, h = self.e, self.e.math, self.height
-        size = self._size(e, self.s.row)  # type: ignore[arg-type]
-        count = m.sub(hi, lo)
-        whole = m.mul(m.floordiv(count, h), h)
-        skipped = m.value(m.mul(m.sub(h, m.sub(count, whole)), self.width))
-
-        def row(r: Number, _: Values) -> Values:
-            start = m.mul(r, self.width)
-            if not isinstance(size, int) or size % h:
-                # The last tile begins with rows of the one before.
-                last = arith.cmpi(arith.CmpIPredicate.sge, m.value(r), m.value(whole))
-                start = m.add(start, arith.select(last, skipped, m.value(0)))
-            kind = m.vector_type(builders.element_type(self.op.results[0]))  # type: ignore[union-attr]
-            sums = [vector.load(kind, self.scratch, [m.value(m.add(start, j * e.lanes))]) for j in range(len(lanes))]
-            self._store([Index(m.add(lo, r))], lanes, masks, sums)
-            return []
-
-        loop(e, 0, count, 1, [], row)
+    def _epilogue_of(self, row: Number, count: Number, place: Number, block: Block) -> None:
+        """Store what becomes of the sums of rows from `row` on, which are in the scratch from row `place` on."""
+        m = self.e.math
+        m.enter()
+        self._store_from_scratch(row, count, block.lanes, block.masks, m.mul(place, self.width))
+        m.leave()
