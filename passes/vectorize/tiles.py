@@ -18,11 +18,12 @@ a symbol, there are functions for 8, 4, 2 and 1, each for its bit of the number.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...dialects import builders
-from ...dialects.mlir import arith, func, ir, memref, scf, x86
+from ...dialects.mlir import arith, builtin, func, ir, llvm, memref, scf, x86
 from .. import structure as st
 from ..strategy import ContractionStrategy
 from . import entry
@@ -49,6 +50,27 @@ def vectorize_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbo
 
 def tile(rows: int, columns: int, element: str) -> ir.Type:
     return ir.Type.parse(f"!x86.amx.tile<{rows}x{columns}x{element}>")
+
+
+def load_once(kind: ir.Type, place: Memory, at: ir.Value, stride: ir.Value) -> ir.Value:
+    """A tile from element `at` of the memory on, rows `stride` elements apart, of which the first-level cache keeps nothing:
+    TILELOADDT1, which MLIR has no op for.
+
+    The rows of a product are read once for a panel, and would push out the block of the panel and the sums: 1,350 instead of
+    1,170 GF/s for 512 x 768 x 768.
+    """
+    rows, columns, size = *(int(n) for n in _SHAPE.findall(str(kind))[0]), place.element.width // 8
+    i16, index = ir.IntegerType.get_signless(16), memref.extract_aligned_pointer_as_index(place.buffer)
+    address = arith.addi(index, arith.muli(at, builders.index(size)))
+    pointer = llvm.inttoptr(entry.pointer(), arith.index_cast(entry.i64(), address))
+    step = arith.index_cast(entry.i64(), arith.muli(stride, builders.index(size)))
+    shape = [builders.constant(i16, n) for n in (rows, columns * size)]
+    loaded = llvm.call_intrinsic(ir.Type.parse("!llvm.x86_amx"), LOAD_ONCE, [*shape, pointer, step], [], [])
+    return builtin.unrealized_conversion_cast([kind], [loaded])
+
+
+_SHAPE = re.compile(r"<(\d+)x(\d+)x")
+LOAD_ONCE = "llvm.x86.tileloaddt164.internal"
 
 
 @dataclass(frozen=True)
@@ -229,7 +251,11 @@ class _Tiles(Contraction):
             # A lane stride of one along the rows makes the step from row to row come out as the lane stride.
             place, at = self._operand_at(1 if self.r.swapped else 0, Index(row, 1), Index(first))
             kind = tile(self.height, DEPTH, "bf16")
-            a_tiles.append(x86.amx_tile_load(kind, place.buffer, [m.value(at.base)], stride=m.value(at.stride)))
+            where, stride = m.value(at.base), m.value(at.stride)
+            if len(self.r.reductions) == 1:
+                a_tiles.append(load_once(kind, place, where, stride))
+            else:  # a convolution's taps see the same rows
+                a_tiles.append(x86.amx_tile_load(kind, place.buffer, [where], stride=stride))
         for j in range(columns):
             place, at = self._operand_at(0 if self.r.swapped else 1, Index(rows[0]), Index(m.add(first, j * SIDE)))
             kind = tile(PAIRS, 2 * SIDE, "bf16")

@@ -1,7 +1,11 @@
 """AMX kernels: the assembly for a CPU that has it, and their numbers with the tile ops emulated."""
 
+from __future__ import annotations
+
+import copy
 import dataclasses
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -42,19 +46,54 @@ func.func @kernel(%x: tensor<70x96xbf16>, %w: tensor<3x48x32x2xbf16>) -> tensor<
 """
 
 
-def test_block_shapes_are_functions_with_one_configuration_and_no_spills():
-    seen = {}
-    driver.compile_kernel(LINEAR, Target.parse("sapphirerapids"), "k", lambda name, what: seen.update({name: str(what)}))
+def _asm(text: str, target: Target | None = None) -> dict[str, str]:
+    """The functions of a kernel, and under "strategy" that stage."""
+    seen: dict[str, str] = {}
+    driver.compile_kernel(text, target or Target.parse("sapphirerapids"), "k", lambda name, what: seen.update({name: str(what)}))
     functions = re.split(r"\n(?=k\w*:)", seen["asm"])
-    tiles = {f.split(":")[0]: f for f in functions if f.startswith("k_tile_")}
-    # 70 rows = 2 x 32 + 6, 80 columns = 2 x 32 + 16.
-    assert set(tiles) == {f"k_tile_{m}x{n}" for m in (32, 16, 6) for n in (32, 16)}
-    full = tiles["k_tile_32x32"]
-    assert full.count("ldtilecfg") == 1
-    assert full.count("tdpbf16ps") == 4
-    loop = full[: full.rindex("tdpbf16ps")].rsplit("\n.L", 1)[1]
-    assert loop.count("tileloadd") == 4 and "tilestored" not in loop
-    assert full.count("tilestored") == 4, "tiles are spilled"
+    return {"strategy": seen["strategy"], **{f.split(":")[0]: f for f in functions}}
+
+
+def _loops(function: str) -> list[str]:
+    """The innermost loops over k, by their products."""
+    return [part for part in function.split("\n.L") if "tdpbf16ps" in part]
+
+
+def test_tiles_are_configured_once_and_not_spilled() -> None:
+    functions = _asm(LINEAR)
+    assert [f for f in functions if "tiles" in f] == ["k_tiles16"]
+    code = functions["k_tiles16"]
+    assert code.count("ldtilecfg") == code.count("tilerelease") == 1
+    # 70 rows = 2 x 32 + 6, which 16 rows with ten of those before do; 80 columns = 2 x 32 + 16.
+    assert sorted(loop.count("tdpbf16ps") for loop in _loops(code)) == [1, 2, 2, 4]
+    assert code.count("tilestored") == 9, "tiles are spilled"
+    full = next(loop for loop in _loops(code) if loop.count("tdpbf16ps") == 4)
+    body = full[: full.rindex("tdpbf16ps")]
+    assert body.count("tileloaddt1") == 2 and body.count("tileloadd\t") == 2 and "tilestored" not in body
+    assert full.count("prefetch") == 32 // 3, "three register tiles share what is fetched"
+
+
+@pytest.mark.parametrize(("rows", "height"), [(5, 5), (15, 15), (16, 16), (17, 16)])
+def test_few_rows_have_tiles_of_their_number(rows: int, height: int) -> None:
+    functions = _asm(LINEAR.replace("70x", f"{rows}x"))
+    assert [f for f in functions if "tiles" in f] == [f"k_tiles{height}"]
+
+
+def test_a_symbolic_number_of_rows_has_functions_for_its_bits() -> None:
+    text = LINEAR.replace("%x: tensor<70x96xbf16>, %w: tensor<3x48x32x2xbf16>", "%x: tensor<?x96xbf16>, %w: tensor<3x48x32x2xbf16>, %n: index")
+    text = text.replace("70x96", "?x96").replace("70x80", "?x80").replace("tensor.empty()", "tensor.empty(%n)")
+    text = text.replace("mlirc.result_strides", 'mlirc.result_shapes = [["s0", "80"]], mlirc.argument_shapes = [["s0", "96"]], mlirc.result_strides')
+    functions = _asm(text)
+    assert {f for f in functions if "tiles" in f} == {f"k_tiles{n}" for n in (16, 8, 4, 2, 1)}
+
+
+def test_a_long_reduction_is_cut_so_that_the_panel_stays_in_the_first_level() -> None:
+    text = LINEAR.replace("x96xbf16", "x1024xbf16").replace("3x48x32x2", "3x512x32x2")
+    functions = _asm(text)
+    assert "depth=256" in functions["strategy"]
+    # Of each shape of block, the first part begins with zeros, the last one is followed by the epilogue.
+    assert sorted(loop.count("tdpbf16ps") for loop in _loops(functions["k_tiles16"])) == sorted(3 * [1, 2, 2, 4])
+    assert functions["k_tiles16"].count("tilestored") == 3 * 9
 
 
 @pytest.fixture
@@ -92,21 +131,48 @@ def amx(monkeypatch):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(
-    "model, shape",
-    [
-        (torch.nn.Linear(64, 80), (38, 64)),
-        (torch.nn.Sequential(torch.nn.Linear(32, 16), torch.nn.GELU()), (3, 7, 32)),
-        (torch.nn.Conv2d(32, 40, 3, stride=2, padding=1), (2, 32, 9, 11)),
-    ],
-)
-def test_emulated_tiles_give_the_right_numbers(amx, model, shape):
-    torch.manual_seed(0)
-    model = model.bfloat16()
-    x = torch.randn(*shape, dtype=torch.bfloat16)
+MODELS = [
+    (torch.nn.Linear(64, 80), (38, 64)),
+    (torch.nn.Sequential(torch.nn.Linear(32, 16), torch.nn.GELU()), (3, 7, 32)),
+    (torch.nn.Linear(640, 33), (45, 640)),
+    (torch.nn.Linear(1024, 64), (160, 1024)),
+    (torch.nn.Linear(96, 64), (13, 96)),
+    (torch.nn.Conv2d(32, 40, 3, stride=2, padding=1), (2, 32, 9, 11)),
+]
+
+
+def _check(model: torch.nn.Module, x: torch.Tensor, compiled: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with torch.no_grad():
-        got = torch.compile(model, backend="mlirc")(x)
-        want = model.double()(x.double())
-        model.bfloat16()
-    assert sum(amx) > 0, "no kernel used tiles"
+        got = compiled(x)
+        want = copy.deepcopy(model).double()(x.double())
     torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(("model", "shape"), MODELS)
+def test_emulated_tiles_give_the_right_numbers(amx, model: torch.nn.Module, shape: tuple[int, ...]) -> None:  # noqa: ANN001
+    torch.manual_seed(0)
+    model = copy.deepcopy(model).bfloat16()
+    _check(model, torch.randn(*shape, dtype=torch.bfloat16), torch.compile(model, backend="mlirc"))
+    assert sum(amx) > 0, "no kernel used tiles"
+
+
+def test_emulated_tiles_take_any_number_of_rows(amx) -> None:  # noqa: ANN001
+    model = torch.nn.Linear(320, 40).bfloat16()
+    compiled = torch.compile(model, backend="mlirc", dynamic=True)
+    for rows in (150, 2, 3, 7, 15, 16, 17, 31, 32, 33, 63, 128, 129, 161):
+        _check(model, torch.randn(rows, 320, dtype=torch.bfloat16), compiled)
+    assert sum(amx) > 0, "no kernel used tiles"
+
+
+@pytest.mark.skipif(not Target.host().has_amx_bf16, reason="the CPU lacks AMX")
+@pytest.mark.parametrize(("model", "shape"), MODELS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_tiles_of_this_machine(model: torch.nn.Module, shape: tuple[int, ...], threads: int) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, before = copy.deepcopy(model).bfloat16(), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        _check(model, torch.randn(*shape, dtype=torch.bfloat16), torch.compile(model, backend="mlirc", options={"strict": True}))
+    finally:
+        torch.set_num_threads(before)
