@@ -71,7 +71,7 @@ UNARY = _table(
     ("softplus", F.softplus, r.softplus),
     ("logsigmoid", F.logsigmoid, r.log_sigmoid),
     ("softsign", F.softsign, lambda x: x / (1 + np.abs(x)), "1 + |x| is rounded to the format"),
-    ("tanhshrink", F.tanhshrink, lambda x: x - np.tanh(x), "x - tanh(x) cancels"),
+    ("tanhshrink", F.tanhshrink, r.tanhshrink, "x - tanh(x) cancels"),
     ("gelu", F.gelu, r.gelu),
     ("gelu (tanh)", lambda x: F.gelu(x, approximate="tanh"), r.gelu_tanh),
     ("elu", F.elu, lambda x: np.where(x > 0, x, np.expm1(x))),

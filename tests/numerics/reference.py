@@ -105,6 +105,13 @@ def ndtr(x: np.ndarray) -> np.ndarray:
     return erfc(-x * SQRT_HALF) / 2
 
 
+def tanhshrink(x: np.ndarray) -> np.ndarray:
+    """x - tanh(x); for small x its series, as the difference would show how the CPU's maker rounds exponentials of 80 bits."""
+    square = x * x
+    series = x * square * (LONG(1) / 3 - square * (LONG(2) / 15 - square * (LONG(17) / 315 - square * LONG(62) / 2835)))
+    return np.where((x != 0) & (np.abs(x) < LONG(0.01)), series, x - np.tanh(x))
+
+
 def sinc(x: np.ndarray) -> np.ndarray:
     """sin(pi x) / (pi x)."""
     turns = x - 2 * np.rint(x / 2)
