@@ -86,9 +86,13 @@ class Contraction:
 
     def _bind(self, status: ir.Value, slots: list[ir.Value]) -> None:
         """Begin the code of a function that has these slots."""
-        self.e = Evaluator(self.s.lanes, status, self.k.shapes)
+        self.e = Evaluator(self._vector(), status, self.k.shapes)
         self.out = self.k.bind(self.e, slots)
         self._prepare()
+
+    def _vector(self) -> int:
+        """Lanes of the vectors of the code."""
+        return self.s.lanes
 
     def _walk(self, begin: ir.Value, end: ir.Value) -> None:
         """A part of the parallel range."""
