@@ -29,11 +29,12 @@ WEIGHTS = "mlirc.weights"
 class PackShape:
     """Columns per block (the lanes of one register tile), and whether bf16 is multiplied in pairs along k.
 
-    Pairs are what `vdpbf16ps` takes: [n/32][k/2][32][2], the rows as they are.
+    Pairs are what `vdpbf16ps` takes: [n/32][k/2][32][2], the rows as they are. Zeros behind them fill up k to a multiple of `depth`.
     """
 
     block: int
     pairs: bool = False
+    depth: int = 2
 
 
 FEW, FEW_IN_A_CALL = 2, 5
@@ -79,11 +80,13 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
     weight = layouts.of(op.operands[side]).root in weights
     few = FEW if weight else FEW_IN_A_CALL
     kept = weight or (_row_count(op, layouts, side) or few) >= few
+    if shape.pairs:
+        _rows_for_pairs(op, side, layouts, few, packed)
     pair = _pair_loop(op, side, layouts, few) if shape.pairs else None
     if pair is not None and not kept and layouts.of(op.operands[side]).strides[st.map_dims(maps[side]).index(lane)] == 1:
         pair = None
     if pair is not None:
-        _blocked(op, side, st.map_dims(maps[side]).index(lane), shape.block, layouts, packed, pair)
+        _blocked(op, side, st.map_dims(maps[side]).index(lane), shape.block, layouts, packed, pair, shape.depth)
         return
     _widen_rows(op, 1 - side, layouts, packed)
     operand = op.operands[side]
@@ -112,20 +115,37 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
 
 def _pair_loop(op: ir.Operation, side: int, layouts: Layouts, few: int) -> int | None:
     """The reduction loop of a bf16 product along which the rows are contiguous: it is cut in pairs."""
+    return next((d for d, step in _pair_loops(op, side, layouts, few) if step == 1), None)
+
+
+def _pair_loops(op: ir.Operation, side: int, layouts: Layouts, few: int) -> list[tuple[int, object]]:
+    """The reduction loops of a bf16 product that could be cut in pairs, and the step of the rows along each."""
     maps = [st.map_dims(m) for m in st.maps(op)]
     if any(not isinstance(builders.element_type(v), ir.BF16Type) for v in st.inputs(op)):
-        return None
+        return []
     if not isinstance(builders.element_type(op.results[0]), ir.F32Type) or None in maps[side]:
-        return None
+        return []
     if _few_rows(op, layouts, side, few) or not all(isinstance(n, int) for n in layouts.shapes.of(op.operands[side])):
-        return None
+        return []
     iterators = st.iterators(op)
     strides = layouts.of(op.operands[1 - side]).strides
     sizes = layouts.shapes.of(op.operands[1 - side])
-    for d, step, n in zip(maps[1 - side], strides, sizes):
-        if d is not None and iterators[d] == "reduction" and step == 1 and isinstance(n, int) and n > 1 and d in maps[side]:
-            return d
-    return None
+    return [
+        (d, step)
+        for d, step, n in zip(maps[1 - side], strides, sizes)
+        if d is not None and iterators[d] == "reduction" and isinstance(n, int) and n > 1 and d in maps[side]
+    ]
+
+
+def _rows_for_pairs(op: ir.Operation, side: int, layouts: Layouts, few: int, packed: Packed) -> None:
+    """Rows that are not contiguous along the one reduction are copied, which fuses with what makes them."""
+    loops = _pair_loops(op, side, layouts, few)
+    rows = st.map_dims(st.maps(op)[1 - side])
+    if st.kind(op) != "contraction" or len(loops) != 1 or loops[0][1] == 1 or st.iterators(op).count("reduction") != 1 or None in rows:
+        return
+    at, v = rows.index(loops[0][0]), op.operands[1 - side]
+    _transpose_only(op, 1 - side, at, layouts, known=packed.get((v, at)))
+    packed[v, at] = op.operands[1 - side]
 
 
 def _few_rows(op: ir.Operation, layouts: Layouts, side: int, few: int) -> bool:
@@ -205,25 +225,28 @@ def _lanes_last(op: ir.Operation, lane: int, layouts: Layouts) -> None:
             _retype(op, side, acc)
 
 
-def _transpose_only(op: ir.Operation, side: int, at: int, layouts: Layouts, widened: ir.Type | None = None) -> None:
-    """A copy with the lane dim last, in another dtype if one is given."""
+def _transpose_only(
+    op: ir.Operation, side: int, at: int, layouts: Layouts, widened: ir.Type | None = None, known: ir.Value | None = None
+) -> None:
+    """Read a copy with dim `at` last, in another dtype if one is given; or one that is known already."""
     v = op.operands[side]
     element = widened or builders.element_type(v)
-    with ir.InsertionPoint(op), op.location:
-        sizes = layouts.values(v)
-        order = [d for d in range(len(sizes)) if d != at] + [at]
-        init = builders.empty([sizes[d] for d in order], element)
-        rank = len(sizes)
-        source = builders.projection(rank, [order.index(d) for d in range(rank)])
-        body = (lambda x, _: [arith.extf(element, x)]) if widened else (lambda x, _: [x])
-        (copy,) = builders.generic([v], [init], [source, builders.identity(rank)], "p" * rank, body)
-    _reread(op, side, copy, [st.maps(op)[side].results[d] for d in order])
+    rank = len(st.shape(v))
+    order = [d for d in range(rank) if d != at] + [at]
+    if known is None:
+        with ir.InsertionPoint(op), op.location:
+            sizes = layouts.values(v)
+            init = builders.empty([sizes[d] for d in order], element)
+            source = builders.projection(rank, [order.index(d) for d in range(rank)])
+            body = (lambda x, _: [arith.extf(element, x)]) if widened else (lambda x, _: [x])
+            (known,) = builders.generic([v], [init], [source, builders.identity(rank)], "p" * rank, body)
+    _reread(op, side, known, [st.maps(op)[side].results[d] for d in order])
 
 
-def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts, packed: Packed, pair: int | None = None) -> None:
+def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts, packed: Packed, pair: int | None = None, depth: int = 2) -> None:
     """[..., n, ...] becomes [..., n / block, (the reduced dims), block], padded with zeros to whole blocks.
 
-    With a `pair` loop, it is cut in two: [..., n / block, ..., ceil(k / 2), block, 2], and `mlirc.pairs` says so.
+    With a `pair` loop, it is cut in two: [..., n / block, ..., k / 2, block, 2], k filled up to a multiple of `depth`, and `mlirc.pairs` says so.
     """
     v = op.operands[side]
     m = st.maps(op)[side]
@@ -236,7 +259,7 @@ def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts,
     key = (v, at, tuple(order), block, pair is not None)
     if key not in packed:
         with ir.InsertionPoint(op), op.location:
-            packed[key] = _copy_blocked(v, at, order, block, pair is not None, layouts)
+            packed[key] = _copy_blocked(v, at, order, block, pair is not None, layouts, depth)
     lane = m.results[at]
     size = ir.AffineConstantExpr.get(block)
     exprs = [ir.AffineExpr.get_floor_div(lane, size) if d == at else m.results[d] for d in order]
@@ -249,7 +272,7 @@ def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts,
     _reread(op, side, packed[key], exprs)
 
 
-def _copy_blocked(v: ir.Value, at: int, order: list[int], block: int, pairs: bool, layouts: Layouts) -> ir.Value:
+def _copy_blocked(v: ir.Value, at: int, order: list[int], block: int, pairs: bool, layouts: Layouts, depth: int) -> ir.Value:
     """The copy that `_blocked` reads, dims in the given order."""
     sizes = layouts.values(v)
     n = sizes[at]
@@ -258,9 +281,9 @@ def _copy_blocked(v: ir.Value, at: int, order: list[int], block: int, pairs: boo
         v = _pad(v, at, -n % block, sizes)
         n += -n % block
         sizes = [n if d == at else s for d, s in enumerate(sizes)]
-    if pairs and sizes[order[-1]] % 2:  # type: ignore[operator]
-        v = _pad(v, order[-1], 1, sizes)
-        sizes = [s + 1 if d == order[-1] else s for d, s in enumerate(sizes)]  # type: ignore[operator]
+    if pairs and (left := -sizes[order[-1]] % depth):  # type: ignore[operator]
+        v = _pad(v, order[-1], left, sizes)
+        sizes = [s + left if d == order[-1] else s for d, s in enumerate(sizes)]  # type: ignore[operator]
     shape = [n // block if d == at else sizes[d] for d in order] + [block]
     if pairs:
         shape[-2] = shape[-2] // 2  # type: ignore[operator]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -26,3 +27,9 @@ def request_tiles() -> None:
     if libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA):
         reason = os.strerror(ctypes.get_errno())
         raise CompileError(f"the system refuses the use of AMX ({reason}); options={{'target': 'x86-64-v4'}} does without")
+
+
+def request_tiles_if_any() -> None:
+    """The same where it is not known whether the code needs them, nor whether the CPU has them."""
+    with contextlib.suppress(CompileError):
+        request_tiles()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import log
+from .amx import request_tiles_if_any
 from .loader import Library
 
 logger = log.get_logger("tuning")
@@ -120,6 +121,7 @@ class Bench:
     """The buffers of a kernel, and contexts to call it with, one per copy of its packed operand."""
 
     def __init__(self, operands: Operands, seed: int = 0) -> None:
+        request_tiles_if_any()
         generator = np.random.default_rng(seed)
         self.operands = operands
         self._status = np.zeros(1, np.int64)

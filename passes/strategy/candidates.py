@@ -2,7 +2,7 @@
 
 The model knows registers and cache sizes, and neither the latencies nor how much a machine does at once. So for a product:
 other shapes of the register tile, the order of the outermost loops, blocks of the reduction of which a panel fits the
-first level instead of the second, and the loop of the epilogue.
+first level instead of the second, the loop of the epilogue, and what is fetched ahead of time.
 """
 
 from __future__ import annotations
@@ -49,9 +49,15 @@ def _proposals(kernel: KernelFunction, target: Target, model: ContractionStrateg
         yield {"dot_pairs": not model.dot_pairs}
         return
     if model.tiles:
+        yield {"ahead": 0}
+        yield {"row_tiles": max(model.row_tiles // 2, 1), "ahead": min(2 * model.ahead, 32)}
+        yield {"row_tiles": 7, "ahead": model.ahead and 5}
+        if model.depth is not None:
+            yield {"depth": model.depth * 3 // 2 // 32 * 32}
+        if outer_only(kernel, r) and r.outer:
+            yield {"lanes_first": not model.lanes_first}
         yield {"rows": 16}
         yield {"columns": 1}
-        yield {"lanes_first": not model.lanes_first}
         return
     budget = sum_registers(target)
     most = max(budget // model.columns, 1)

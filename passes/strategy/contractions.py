@@ -97,8 +97,9 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     if pairs is not None:
         why["pairs"] = "bf16 is multiplied in pairs along the reduction"
     tiles = pairs is not None and r.row is not None and r.lane is not None and target.has_amx_bf16 and n == 16
-    # A tile register has one shape per function: k comes in whole tiles only.
-    tiles = tiles and len(d.siblings) == 1 and isinstance(d.sizes[pairs], int) and d.sizes[pairs] % 32 == 0  # type: ignore[index, operator]
+    # A tile register has one shape per function: k comes in whole tiles only, or its end is copied.
+    tiles = tiles and len(d.siblings) == 1 and isinstance(d.sizes[pairs], int)  # type: ignore[index]
+    tiles = tiles and (d.sizes[pairs] % 32 == 0 or (len(r.reductions) == 1 and padded_depth(kernel, r)))  # type: ignore[index, operator]
     row_tiles, depth, group = PLAIN_ROW_TILES, None, 1
     why["row_tiles"] = "of a parallel iteration, which share a panel"
     if tiles:
@@ -238,6 +239,14 @@ def _depth(
     return row_tiles, depth, blocks.group(panels, row_blocks)
 
 
+def padded_depth(kernel: KernelFunction, r: Roles) -> bool:
+    """Whether the packed operand has zeros up to a whole tile behind its reduction."""
+    op = kernel.domain.anchor
+    assert op is not None
+    pairs, length = st.shape(op.operands[0 if r.swapped else 1])[-3], kernel.domain.sizes[r.reductions[0]]
+    return isinstance(length, int) and 2 * pairs >= -(-length // 32) * 32
+
+
 def _tile_depth(length: int, step: int, caches: Caches) -> tuple[int | None, str]:
     """Elements in a block of the reduction of a product on tiles, of `step` bytes of the panel each; None where it is not cut."""
     block = blocks.tile_panel_bytes(caches)
@@ -249,7 +258,9 @@ def _tile_depth(length: int, step: int, caches: Caches) -> tuple[int | None, str
 def _tile_rows(kernel: KernelFunction, r: Roles, rows: int, why: dict[str, str]) -> tuple[int, int]:
     """Register tiles of a parallel iteration of a product on tiles, and the lines that each step fetches."""
     size = known(kernel.domain.sizes[r.row])  # type: ignore[index]
-    tiles = max(min(-(-size // rows), TILE_ROW_TILES), 1)
+    tiles = -(-size // rows)
+    if tiles > ONE_BLOCK:
+        tiles = -(-tiles // -(-tiles // MOST_ROW_TILES))
     why["row_tiles"] = "their sums and a block of the panel are in the first-level cache, which the rows stream through"
     if rows < 32 or r.outer or len(r.reductions) > 1:
         return tiles, 0
@@ -257,8 +268,9 @@ def _tile_rows(kernel: KernelFunction, r: Roles, rows: int, why: dict[str, str])
     return tiles, 32 // tiles
 
 
-TILE_ROW_TILES = 4
-"""Register tiles of 32 rows that share a block of a panel: 1,360 to 1,450 GF/s for 128 x 768 x 768, 1,240 with two, 1,300 with eight."""
+MOST_ROW_TILES, ONE_BLOCK = 5, 7
+"""Register tiles of 32 rows that share a block of a panel: four or five are best for 512 x 768 x 768 (1,200 GF/s; 1,100 with two, 1,160
+with eight). A few more had better be together, so that the panels are read once: 1,000 instead of 810 GF/s for 197 x 3072 x 768 cold."""
 
 
 def panel_step(kernel: KernelFunction, r: Roles, width: int) -> int | None:
@@ -368,7 +380,7 @@ def pack_shape(target: Target) -> PackShape:
     """
     from ..pack import PackShape
 
-    return PackShape(target.vector_bits // 16, target.has_avx512_bf16 or target.has_amx_bf16)
+    return PackShape(target.vector_bits // 16, target.has_avx512_bf16 or target.has_amx_bf16, 32 if target.has_amx_bf16 else 2)
 
 
 def _pairs(kernel: KernelFunction) -> int | None:

@@ -33,7 +33,7 @@ class Sizes:
 
 def why_apart(sizes: Sizes, together: bool, target: Target) -> str | None:
     """A reason to leave products kernels of their own, None if there is none. `together`: they meet in an epilogue."""
-    if sizes.pairs and target.has_amx_bf16 and sizes.length % 32 == 0:
+    if sizes.pairs and target.has_amx_bf16:
         return "tile registers: each product has functions for its shapes"
     smallest = (sizes.rows or 1) * min(sizes.columns) * sizes.length
     if smallest > LARGE:

@@ -53,6 +53,8 @@ class Contraction:
         self.count: Number | None = None
         """How many rows of a tile there are, where that is known at run time only: at least one."""
         self.env: dict[int, Index] = {}
+        self.position: tuple[Number, Number] = (0, 0)
+        """In the parallel range, and where this part of it begins."""
         self.width = strategy.columns * strategy.lanes
 
     def _size(self, e: Evaluator, c: int) -> Number:
@@ -99,6 +101,7 @@ class Contraction:
         e = self.e
 
         def iteration(p: Number, _: Values) -> Values:
+            self.position = p, begin
             counts = self._counts(e)
             n = len(self.r.outer)
             order = self._order(n)

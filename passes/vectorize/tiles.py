@@ -13,7 +13,8 @@ A tile register has one shape in a whole function: LLVM configures the tiles onc
 shapes compete for the eight of them. To configure them and to release them takes as long as 20 to 30 products, so a thread does it
 once: the function walks the whole of its range, and all tiles have 16 rows. Rows that are left after them are the last ones of 16
 that overlap those before, of which the epilogue takes what is new. Fewer rows than 16 have a function with tiles of their number; where that is
-a symbol, there are functions for 8, 4, 2 and 1, each for its bit of the number. Denormals are flushed by the unit.
+a symbol, there are functions for 8, 4, 2 and 1, each for its bit of the number. What is left of k after steps of 32 is copied from
+the rows of a block, with zeros behind it. Denormals are flushed by the unit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...dialects import builders
-from ...dialects.mlir import arith, builtin, func, ir, llvm, memref, scf, x86
+from ...dialects.mlir import arith, builtin, func, ir, llvm, memref, scf, vector, x86
 from .. import structure as st
 from ..strategy import ContractionStrategy
 from . import entry
@@ -104,6 +105,10 @@ class _Tiles(Contraction):
         super().__init__(kernel, strategy)
         self.left = self.width
         """Lanes of the block that is being built."""
+        depth = kernel.domain.sizes[strategy.pairs]  # type: ignore[index]
+        assert isinstance(depth, int)
+        self.whole, self.rest = depth // DEPTH * PAIRS, depth % DEPTH
+        """Pairs of k in whole tiles, and what is left, in elements."""
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         assert self.s.row is not None
@@ -145,11 +150,52 @@ class _Tiles(Contraction):
         return self.width
 
     def _prepare(self) -> None:
-        self._make_scratch(self._row_block() + self.height)
+        rows = self._row_block() + self.height
+        self._make_scratch(rows)
+        if self.rest:
+            bf16 = ir.BF16Type.get()
+            place = memref.AllocaOp(ir.MemRefType.get([rows * DEPTH], bf16), [], [], alignment=64).result
+            self.ends = memref.cast(ir.MemRefType.get([builders.DYNAMIC], bf16), place)
 
     def _order(self, n: int) -> list[int]:
         # Lane blocks innermost: the rows of a block stay in the second-level cache, and the panels stream past them.
         return super()._order(n) if self.s.lanes_first else [*range(n), n, n + 1]
+
+    def _lanes(self, first: Number, row_block: Number) -> None:
+        if self.rest:
+            self._copy_ends(first, row_block)
+        super()._lanes(first, row_block)
+
+    def _copy_ends(self, first: Number, row_block: Number) -> None:
+        """What is left of k of a block's rows, once for all its panels."""
+        e, m = self.e, self.e.math
+        lo, hi = self._present_rows(row_block)
+        start = lo if self.height < SIDE else m.minimum(lo, m.sub(hi, self.height))  # the last tile may begin before the block
+        mask = vector.constant_mask(ir.VectorType.get([DEPTH], ir.IntegerType.get_signless(1)), [self.rest])
+        kind = ir.VectorType.get([DEPTH], ir.BF16Type.get())
+
+        def row(r: Number, _: Values) -> Values:
+            self.env[self.s.pairs] = Index(2 * self.whole)  # type: ignore[index]
+            place, at = self._operand_at(1 if self.r.swapped else 0, Index(r), Index(first))
+            end = vector.maskedload(kind, place.buffer, [m.value(at.base)], mask, builders.constant(kind, 0))
+            vector.store(end, self.ends, [self._end_of(r, lo)])
+            return []
+
+        if self.s.lanes_first:
+            loop(e, start, hi, 1, [], row)
+            return
+        new = [arith.cmpi(arith.CmpIPredicate.eq, m.value(a), m.value(b)) for a, b in ((first, 0), self.position)]
+        branch = scf.IfOp(arith.ori(*new))
+        with ir.InsertionPoint(branch.then_block):
+            m.enter()
+            loop(e, start, hi, 1, [], row)
+            scf.YieldOp([])
+            m.leave()
+
+    def _end_of(self, row: Number, lo: Number) -> ir.Value:
+        """Where the end of a row of the block that begins with row `lo` is among the `ends`."""
+        m = self.e.math
+        return m.value(m.mul(m.add(m.sub(row, lo), self.height), DEPTH))
 
     def _tail(self, first: Number, left: Number, row_block: Number) -> None:
         assert isinstance(left, int)
@@ -161,15 +207,11 @@ class _Tiles(Contraction):
         """A row block and a lane block."""
         e, m = self.e, self.e.math
         assert first is not None and self.s.pairs is not None
-        pairs = self._size(e, self.s.pairs)
-        assert isinstance(pairs, int)
-        pairs //= 2
-        step = pairs if self.s.depth is None else self.s.depth // 2
+        pairs, step = self.whole, self.whole if self.s.depth is None else self.s.depth // 2
         lo, hi = self._present_rows(row_block)
-
         mask = masks[0] if masks else None
         block = Block(lo, hi, Index(first, 1), -(-self.left // SIDE), mask)
-        parts = -(-pairs // step)
+        parts = -(-pairs // step) if pairs else 1
         self._products_of(block, Span(0, min(step, pairs), True, parts == 1))
 
         def middle(begin: Number, _: Values) -> Values:
@@ -235,6 +277,11 @@ class _Tiles(Contraction):
             acc = [x86.amx_tile_load(kind, self.scratch, [at], stride=stride) for at in places]
         outer = [c for c in self.r.reductions if c != self.s.pairs]
         acc = self._sum(outer, rows, place, first, columns, span, acc)
+        if span.last and self.rest:
+            self.env[self.s.pairs] = Index(2 * self.whole)  # type: ignore[index]
+            kind = tile(self.height, DEPTH, "bf16")
+            ends = [x86.amx_tile_load(kind, self.ends, [self._end_of(row, block.begin)], stride=m.value(DEPTH)) for row in rows]
+            acc = self._multiply_tiles(ends, first, columns, acc)
         for at, total in zip(places, acc):
             x86.amx_tile_store(self.scratch, [at], total, stride=stride)
         m.leave()
@@ -253,7 +300,7 @@ class _Tiles(Contraction):
         def block(pair: Number, values: Values) -> Values:
             m.enter()
             self.env[self.s.pairs] = Index(m.mul(pair, 2))  # type: ignore[index]
-            out = self._multiply_tiles(rows, first, columns, values)
+            out = self._multiply_tiles(self._row_tiles(rows, first), first, columns, values)
             if self.s.ahead and len(rows) == 2:
                 self._fetch(pair, place, first, span)
             m.leave()
@@ -261,20 +308,25 @@ class _Tiles(Contraction):
 
         return loop(e, span.begin, span.end, PAIRS, acc, block)
 
-    def _multiply_tiles(self, rows: list[Number], first: Number, columns: int, acc: Values) -> Values:
+    def _row_tiles(self, rows: list[Number], first: Number) -> list[ir.Value]:
+        """Of the rows at this k."""
         m = self.e.math
-        a_tiles, b_tiles = [], []
+        out = []
         for row in rows:
             # A lane stride of one along the rows makes the step from row to row come out as the lane stride.
             place, at = self._operand_at(1 if self.r.swapped else 0, Index(row, 1), Index(first))
-            kind = tile(self.height, DEPTH, "bf16")
-            where, stride = m.value(at.base), m.value(at.stride)
+            kind, where, stride = tile(self.height, DEPTH, "bf16"), m.value(at.base), m.value(at.stride)
             if len(self.r.reductions) == 1:
-                a_tiles.append(load_once(kind, place, where, stride))
+                out.append(load_once(kind, place, where, stride))
             else:  # a convolution's taps see the same rows
-                a_tiles.append(x86.amx_tile_load(kind, place.buffer, [where], stride=stride))
+                out.append(x86.amx_tile_load(kind, place.buffer, [where], stride=stride))
+        return out
+
+    def _multiply_tiles(self, a_tiles: list[ir.Value], first: Number, columns: int, acc: Values) -> Values:
+        m = self.e.math
+        b_tiles = []
         for j in range(columns):
-            place, at = self._operand_at(0 if self.r.swapped else 1, Index(rows[0]), Index(m.add(first, j * SIDE)))
+            place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(m.add(first, j * SIDE)))
             kind = tile(PAIRS, 2 * SIDE, "bf16")
             b_tiles.append(x86.amx_tile_load(kind, place.buffer, [m.value(at.base)], stride=m.value(place.strides[-3])))
         return [x86.amx_tile_mulf(a, b, acc[i * columns + j]) for i, a in enumerate(a_tiles) for j, b in enumerate(b_tiles)]
