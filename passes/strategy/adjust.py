@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "ahead", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "ahead", "rows_copied", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "grain")
-_FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs")
+_FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "rows_copied")
 _STACK = 256 << 10
 """Bytes of sums between blocks of the reduction: they are on the stack of a thread."""
 
@@ -137,6 +137,8 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
         return f"depth={s.depth} is impossible for this kernel: {problem}"
     if s.looped_epilogue and (s.dot is not None or s.tiles):
         return "looped_epilogue=true is impossible for this kernel; valid: false (its sums are in memory already)"
+    if s.rows_copied and (not s.tiles or s.lanes_first or len(kernel.domain.reductions) > 1):
+        return "rows_copied=true is impossible for this kernel; valid: false (only products on tiles with the lanes innermost read copies)"
     if s.turned and not model.turned:
         return "turned=true is impossible for this kernel; valid: false (it wants results that are contiguous along the rows, and not along the columns)"
     if s.dot_pairs and not model.dot_pairs:

@@ -58,6 +58,8 @@ class ContractionStrategy:
     contiguous there, and not along the columns."""
     ahead: int = 0
     """Lines of the packed operand that a step of a register tile fetches ahead of time."""
+    rows_copied: bool = False
+    """Whether the rows of a block are copied, tile by tile, before a product on tiles reads them for panel after panel."""
     row_tiles: int = 4
     """Register tiles of a parallel iteration, one below the other: they share a panel, or with `depth` a block of one."""
     grain: int = 1
@@ -124,15 +126,15 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     grain = max(1, WORK_PER_THREAD // max(work, 1))
     why["grain"] = f"about {work} element-operations an iteration, and a thread is worth {WORK_PER_THREAD}"
     first, why["lanes_first"] = _lanes_first(kernel, r, columns * n, target.caches)
-    ahead = 0
+    ahead, copied = 0, False
     if tiles:
-        row_tiles, ahead = _tile_rows(kernel, r, rows, why)
         first = first and bool(r.outer)
+        row_tiles, ahead, copied = _tile_rows(kernel, r, rows, target.caches, why)
     if shared is not None:
         first, why["lanes_first"] = True, "the weights of a block of channels are in registers"
     return ContractionStrategy(
         lanes=n, rows=rows, columns=columns, row=r.row, lane=r.lane, dot=dot, unroll=unroll, dot_pairs=dot_pairs, pairs=pairs, tiles=tiles,
-        shared=shared, ahead=ahead, row_tiles=row_tiles, depth=depth, group=group, lanes_first=first, short_rows=short_tile(rows), looped_epilogue=looped,
+        shared=shared, ahead=ahead, rows_copied=copied and not first, row_tiles=row_tiles, depth=depth, group=group, lanes_first=first, short_rows=short_tile(rows), looped_epilogue=looped,
         turned=turned, grain=grain, why=why,
     )  # fmt: skip
 
@@ -255,19 +257,38 @@ def _tile_depth(length: int, step: int, caches: Caches) -> tuple[int | None, str
     return (None if parts == 1 else -(-length // parts // 32) * 32), why
 
 
-def _tile_rows(kernel: KernelFunction, r: Roles, rows: int, why: dict[str, str]) -> tuple[int, int]:
-    """Register tiles of a parallel iteration of a product on tiles, and the lines that each step fetches."""
-    size = known(kernel.domain.sizes[r.row])  # type: ignore[index]
+def _tile_rows(kernel: KernelFunction, r: Roles, rows: int, caches: Caches, why: dict[str, str]) -> tuple[int, int, bool]:
+    """(Register tiles of a parallel iteration of a product on tiles, the lines that each step fetches, whether the rows are copied)."""
+    d = kernel.domain
+    size = known(d.sizes[r.row])  # type: ignore[index]
+    row_bytes = 2 * product(r.reductions, d.sizes)
+    most = max(blocks.resident(caches) // (rows * row_bytes), 1)
     tiles = -(-size // rows)
-    if tiles > ONE_BLOCK:
-        tiles = -(-tiles // -(-tiles // MOST_ROW_TILES))
-    why["row_tiles"] = "their sums and a block of the panel are in the first-level cache, which the rows stream through"
-    if rows < 32 or r.outer or len(r.reductions) > 1:
-        return tiles, 0
+    if tiles > min(ONE_BLOCK, most * 3 // 2):
+        tiles = -(-tiles // -(-tiles // min(MOST_ROW_TILES, most)))
+    why["row_tiles"] = "their sums and a block of the panel are in the first-level cache, which the rows stream through; the rows are in the second"
+    if rows < 32 or len(r.reductions) > 1:
+        return tiles, 0, False
+    step = next(a.steps.get(r.row) for a in kernel.accesses.items if a.op == d.anchor and not a.store and a.steps.get(r.row))
+    bad = not isinstance(step, int) or 2 * step % 64 != 0 or 2 * step % 2048 == 0
+    panels = -(-known(d.sizes[r.lane]) // 32)  # type: ignore[index]
+    copied = panels >= (FEW_PANELS if bad else MANY_PANELS) and tiles * rows * row_bytes <= COPY_BYTES
+    if bad:
+        why["rows_copied"] = "rows begin within a line of the cache, or a multiple of 2048 bytes apart, so that they evict one another"
+    else:
+        why["rows_copied"] = f"{panels} panels read the same rows"
+    why["rows_copied"] += "" if copied else "; but the copy is too large, or read too few times"
+    if r.outer:
+        return tiles, 0, copied
     why["ahead"] = "lines of the block of the panel after the next one that a step fetches: all of them together the whole block"
-    return tiles, 32 // tiles
+    return tiles, 32 // tiles, copied
 
 
+COPY_BYTES = 512 << 10
+"""On the stack of a thread at most, for rows that are copied."""
+FEW_PANELS, MANY_PANELS = 4, 12
+"""That pay for a copy of the rows: where it mends what is wrong with them (970 instead of 480 GF/s for 512 x 769 x 3071), and else
+(1,260 instead of 1,190 for 512 x 768 x 768)."""
 MOST_ROW_TILES, ONE_BLOCK = 5, 7
 """Register tiles of 32 rows that share a block of a panel: four or five are best for 512 x 768 x 768 (1,200 GF/s; 1,100 with two, 1,160
 with eight). A few more had better be together, so that the panels are read once: 1,000 instead of 810 GF/s for 197 x 3072 x 768 cold."""

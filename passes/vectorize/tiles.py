@@ -109,6 +109,10 @@ class _Tiles(Contraction):
         assert isinstance(depth, int)
         self.whole, self.rest = depth // DEPTH * PAIRS, depth % DEPTH
         """Pairs of k in whole tiles, and what is left, in elements."""
+        self.copied = 0 if strategy.rows_copied else self.whole
+        """The pair from which on the rows of a block are read from a copy."""
+        self.origin: Number = 0
+        """The first row of the block."""
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         assert self.s.row is not None
@@ -150,35 +154,47 @@ class _Tiles(Contraction):
         return self.width
 
     def _prepare(self) -> None:
-        rows = self._row_block() + self.height
-        self._make_scratch(rows)
-        if self.rest:
+        self._make_scratch(self._rows_of_copy())
+        steps = (self.whole - self.copied) // PAIRS + bool(self.rest)
+        if steps:
             bf16 = ir.BF16Type.get()
-            place = memref.AllocaOp(ir.MemRefType.get([rows * DEPTH], bf16), [], [], alignment=64).result
-            self.ends = memref.cast(ir.MemRefType.get([builders.DYNAMIC], bf16), place)
+            place = memref.AllocaOp(ir.MemRefType.get([steps * self._rows_of_copy() * DEPTH], bf16), [], [], alignment=64).result
+            self.copy = Memory(memref.cast(ir.MemRefType.get([builders.DYNAMIC], bf16), place), [1], bf16)
+
+    def _rows_of_copy(self) -> int:
+        """The last tile may begin before the block."""
+        return self._row_block() + self.height
 
     def _order(self, n: int) -> list[int]:
         # Lane blocks innermost: the rows of a block stay in the second-level cache, and the panels stream past them.
         return super()._order(n) if self.s.lanes_first else [*range(n), n, n + 1]
 
     def _lanes(self, first: Number, row_block: Number) -> None:
-        if self.rest:
-            self._copy_ends(first, row_block)
+        if self.rest or self.copied < self.whole:
+            self._copy_rows(first, row_block)
         super()._lanes(first, row_block)
 
-    def _copy_ends(self, first: Number, row_block: Number) -> None:
-        """What is left of k of a block's rows, once for all its panels."""
+    def _copy_rows(self, first: Number, row_block: Number) -> None:
+        """[k / 32][row][32] from the rows of a block, or from what is left of them, once for all panels."""
         e, m = self.e, self.e.math
         lo, hi = self._present_rows(row_block)
-        start = lo if self.height < SIDE else m.minimum(lo, m.sub(hi, self.height))  # the last tile may begin before the block
-        mask = vector.constant_mask(ir.VectorType.get([DEPTH], ir.IntegerType.get_signless(1)), [self.rest])
-        kind = ir.VectorType.get([DEPTH], ir.BF16Type.get())
+        start = lo if self.height < SIDE else m.minimum(lo, m.sub(hi, self.height))
+        kind, i1 = ir.VectorType.get([DEPTH], ir.BF16Type.get()), ir.IntegerType.get_signless(1)
+        zeros = builders.constant(kind, 0)
+        mask = vector.constant_mask(ir.VectorType.get([DEPTH], i1), [self.rest])
 
         def row(r: Number, _: Values) -> Values:
-            self.env[self.s.pairs] = Index(2 * self.whole)  # type: ignore[index]
-            place, at = self._operand_at(1 if self.r.swapped else 0, Index(r), Index(first))
-            end = vector.maskedload(kind, place.buffer, [m.value(at.base)], mask, builders.constant(kind, 0))
-            vector.store(end, self.ends, [self._end_of(r, lo)])
+            def copy(pair: Number, rest: bool) -> Values:
+                self.env[self.s.pairs] = Index(m.mul(pair, 2))  # type: ignore[index]
+                place, at = self._operand_at(1 if self.r.swapped else 0, Index(r), Index(first))
+                where = [m.value(at.base)]
+                part = vector.maskedload(kind, place.buffer, where, mask, zeros) if rest else vector.load(kind, place.buffer, where)
+                vector.store(part, self.copy.buffer, [self._copy_of(r, lo, pair)])
+                return []
+
+            loop(e, self.copied, self.whole, PAIRS, [], lambda pair, _: copy(pair, rest=False))
+            if self.rest:
+                copy(self.whole, rest=True)
             return []
 
         if self.s.lanes_first:
@@ -192,10 +208,11 @@ class _Tiles(Contraction):
             scf.YieldOp([])
             m.leave()
 
-    def _end_of(self, row: Number, lo: Number) -> ir.Value:
-        """Where the end of a row of the block that begins with row `lo` is among the `ends`."""
-        m = self.e.math
-        return m.value(m.mul(m.add(m.sub(row, lo), self.height), DEPTH))
+    def _copy_of(self, row: Number, lo: Number, pair: Number) -> ir.Value:
+        """Where the copy of a row is, of a block that begins with row `lo`."""
+        m, rows = self.e.math, self._rows_of_copy()
+        step = m.floordiv(m.sub(pair, self.copied), PAIRS)
+        return m.value(m.mul(m.add(m.mul(step, rows), m.add(m.sub(row, lo), self.height)), DEPTH))
 
     def _tail(self, first: Number, left: Number, row_block: Number) -> None:
         assert isinstance(left, int)
@@ -266,6 +283,7 @@ class _Tiles(Contraction):
         """Up to 2x2 tiles, whose sums are in the scratch from row `place` on."""
         m = self.e.math
         m.enter()
+        self.origin = block.begin
         kind = tile(self.height, SIDE, "f32")
         first, columns = block.lanes.base, block.columns
         corner = m.mul(place, self.width)
@@ -279,9 +297,7 @@ class _Tiles(Contraction):
         acc = self._sum(outer, rows, place, first, columns, span, acc)
         if span.last and self.rest:
             self.env[self.s.pairs] = Index(2 * self.whole)  # type: ignore[index]
-            kind = tile(self.height, DEPTH, "bf16")
-            ends = [x86.amx_tile_load(kind, self.ends, [self._end_of(row, block.begin)], stride=m.value(DEPTH)) for row in rows]
-            acc = self._multiply_tiles(ends, first, columns, acc)
+            acc = self._multiply_tiles(self._copied_tiles(rows, self.origin, self.whole), first, columns, acc)
         for at, total in zip(places, acc):
             x86.amx_tile_store(self.scratch, [at], total, stride=stride)
         m.leave()
@@ -300,7 +316,9 @@ class _Tiles(Contraction):
         def block(pair: Number, values: Values) -> Values:
             m.enter()
             self.env[self.s.pairs] = Index(m.mul(pair, 2))  # type: ignore[index]
-            out = self._multiply_tiles(self._row_tiles(rows, first), first, columns, values)
+            copied = self.copied < self.whole
+            a_tiles = self._copied_tiles(rows, self.origin, pair) if copied else self._row_tiles(rows, first)
+            out = self._multiply_tiles(a_tiles, first, columns, values)
             if self.s.ahead and len(rows) == 2:
                 self._fetch(pair, place, first, span)
             m.leave()
@@ -321,6 +339,11 @@ class _Tiles(Contraction):
             else:  # a convolution's taps see the same rows
                 out.append(x86.amx_tile_load(kind, place.buffer, [where], stride=stride))
         return out
+
+    def _copied_tiles(self, rows: list[Number], lo: Number, pair: Number) -> list[ir.Value]:
+        """The same from the copy."""
+        kind, stride = tile(self.height, DEPTH, "bf16"), self.e.math.value(DEPTH)
+        return [load_once(kind, self.copy, self._copy_of(row, lo, pair), stride) for row in rows]
 
     def _multiply_tiles(self, a_tiles: list[ir.Value], first: Number, columns: int, acc: Values) -> Values:
         m = self.e.math

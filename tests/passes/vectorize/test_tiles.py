@@ -137,14 +137,19 @@ MODELS = [
     (torch.nn.Linear(640, 33), (45, 640)),
     (torch.nn.Linear(1024, 64), (160, 1024)),
     (torch.nn.Linear(96, 64), (13, 96)),
+    (torch.nn.Linear(70, 161), (5, 33, 70)),  # what is left of k, and rows that begin within a line
+    (torch.nn.Linear(13, 40), (50, 13)),
+    (torch.nn.Linear(512, 400), (130, 512)),  # rows that are copied
     (torch.nn.Conv2d(32, 40, 3, stride=2, padding=1), (2, 32, 9, 11)),
 ]
 
 
-def _check(model: torch.nn.Module, x: torch.Tensor, compiled: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def _check(
+    model: torch.nn.Module, x: torch.Tensor, compiled: Callable[[torch.Tensor], torch.Tensor], view: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> None:
     with torch.no_grad():
         got = compiled(x)
-        want = copy.deepcopy(model).double()(x.double())
+        want = copy.deepcopy(model).double()((view(x) if view else x).double())
     torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
 
 
@@ -156,11 +161,29 @@ def test_emulated_tiles_give_the_right_numbers(amx, model: torch.nn.Module, shap
     assert sum(amx) > 0, "no kernel used tiles"
 
 
-def test_emulated_tiles_take_any_number_of_rows(amx) -> None:  # noqa: ANN001
-    model = torch.nn.Linear(320, 40).bfloat16()
+@pytest.mark.parametrize(("k", "n"), [(320, 40), (75, 400)])
+def test_emulated_tiles_take_any_number_of_rows(amx, k: int, n: int) -> None:  # noqa: ANN001
+    model = torch.nn.Linear(k, n).bfloat16()
     compiled = torch.compile(model, backend="mlirc", dynamic=True)
     for rows in (150, 2, 3, 7, 15, 16, 17, 31, 32, 33, 63, 128, 129, 161):
-        _check(model, torch.randn(rows, 320, dtype=torch.bfloat16), compiled)
+        _check(model, torch.randn(rows, k, dtype=torch.bfloat16), compiled)
+    assert sum(amx) > 0, "no kernel used tiles"
+
+
+def test_what_lies_behind_the_rows_does_not_count(amx) -> None:  # noqa: ANN001
+    """The last tile of a row holds the beginning of the next one, or none of the tensor's memory at all: times zero, NaN is NaN."""
+    model = torch.nn.Linear(40, 64).bfloat16()
+    x = torch.randn(33, 48, dtype=torch.bfloat16)
+    x[:, 40:] = float("nan")
+    _check(model, x[:, :40], torch.compile(model, backend="mlirc"))
+    assert sum(amx) > 0, "no kernel used tiles"
+
+
+@pytest.mark.parametrize("view", [lambda x: x.transpose(1, 2), lambda x: x.permute(2, 0, 1)], ids=["transposed", "permuted"])
+def test_rows_that_are_not_contiguous_are_copied(amx, view: Callable[[torch.Tensor], torch.Tensor]) -> None:  # noqa: ANN001
+    x = torch.randn(3, 36, 36, dtype=torch.bfloat16)
+    model = torch.nn.Linear(view(x).shape[-1], 48).bfloat16()
+    _check(model, x, torch.compile(lambda x: model(view(x)), backend="mlirc"), view)
     assert sum(amx) > 0, "no kernel used tiles"
 
 
