@@ -157,7 +157,7 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
     out: dict[str, tuple[int, int, str]] = {}
     if s.tiles:
         out["columns"] = (1, min(2, vectors[0]), "two tile registers side by side")
-        out["rows"] = (1, *min(there, (32, "two tile registers, one below the other")))
+        out["rows"] = (1, *(there if isinstance(size, int) and size <= 16 else (32, "two tile registers, one below the other")))
         out["unroll"] = (1, 1, "tiles are not unrolled")
     elif s.dot is not None:
         out["columns"] = (1, 1, "the lanes run along the reduction")

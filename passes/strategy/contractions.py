@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
-from . import blocks
+from . import blocks, tiles
 from .common import WORK_PER_THREAD, known, lanes, product
 
 if TYPE_CHECKING:
@@ -98,24 +98,21 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     pairs = _pairs(kernel)
     if pairs is not None:
         why["pairs"] = "bf16 is multiplied in pairs along the reduction"
-    tiles = pairs is not None and r.row is not None and r.lane is not None and target.has_amx_bf16 and n == 16
-    # A tile register has one shape per function: k comes in whole tiles only, or its end is copied.
-    tiles = tiles and len(d.siblings) == 1 and isinstance(d.sizes[pairs], int)  # type: ignore[index]
-    tiles = tiles and (d.sizes[pairs] % 32 == 0 or (len(r.reductions) == 1 and padded_depth(kernel, r)))  # type: ignore[index, operator]
+    on_tiles = tiles.possible(kernel, r, pairs, n, target)
     row_tiles, depth, group = PLAIN_ROW_TILES, None, 1
     why["row_tiles"] = "of a parallel iteration, which share a panel"
-    if tiles:
+    if on_tiles:
         size = known(d.sizes[r.row])  # type: ignore[index]
-        rows = 32 if size >= 32 else min(size, 16)
+        rows = 32 if size > 16 else size
         why["rows"], why["tiles"] = f"tile registers have 16 rows; {size} rows", "bf16 in pairs, the reduction in whole tiles of 32"
-        depth, why["depth"] = _tile_depth(d.sizes[pairs], columns * n * 2, target.caches)  # type: ignore[index, arg-type]
+        depth, why["depth"] = tiles.depth(d.sizes[pairs], columns * n * 2, target.caches)  # type: ignore[index, arg-type]
     work = rows * columns * n // 8
     for c in r.reductions:
         work *= known(d.sizes[c])
     rows = max(rows, 1)
-    if dot is None and not tiles:
+    if dot is None and not on_tiles:
         row_tiles, depth, group = _depth(kernel, r, rows, columns * n, target.caches, why)
-    turned = dot is None and not tiles and contiguous_rows(kernel, r)
+    turned = dot is None and not on_tiles and contiguous_rows(kernel, r)
     if turned:
         why["turned"] = "results are contiguous along the rows: vectors of these are stored, instead of single elements"
         if depth is None:
@@ -127,13 +124,13 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     why["grain"] = f"about {work} element-operations an iteration, and a thread is worth {WORK_PER_THREAD}"
     first, why["lanes_first"] = _lanes_first(kernel, r, columns * n, target.caches)
     ahead, copied = 0, False
-    if tiles:
+    if on_tiles:
         first = first and bool(r.outer)
-        row_tiles, ahead, copied = _tile_rows(kernel, r, rows, target.caches, why)
+        row_tiles, ahead, copied = tiles.row_blocks(kernel, r, rows, target.caches, why)
     if shared is not None:
         first, why["lanes_first"] = True, "the weights of a block of channels are in registers"
     return ContractionStrategy(
-        lanes=n, rows=rows, columns=columns, row=r.row, lane=r.lane, dot=dot, unroll=unroll, dot_pairs=dot_pairs, pairs=pairs, tiles=tiles,
+        lanes=n, rows=rows, columns=columns, row=r.row, lane=r.lane, dot=dot, unroll=unroll, dot_pairs=dot_pairs, pairs=pairs, tiles=on_tiles,
         shared=shared, ahead=ahead, rows_copied=copied and not first, row_tiles=row_tiles, depth=depth, group=group, lanes_first=first, short_rows=short_tile(rows), looped_epilogue=looped,
         turned=turned, grain=grain, why=why,
     )  # fmt: skip
@@ -239,59 +236,6 @@ def _depth(
     why["row_tiles"] = "their sums take at most half of the first-level cache"
     why["group"] = f"{panels} panels, which share the rows in cache"
     return row_tiles, depth, blocks.group(panels, row_blocks)
-
-
-def padded_depth(kernel: KernelFunction, r: Roles) -> bool:
-    """Whether the packed operand has zeros up to a whole tile behind its reduction."""
-    op = kernel.domain.anchor
-    assert op is not None
-    pairs, length = st.shape(op.operands[0 if r.swapped else 1])[-3], kernel.domain.sizes[r.reductions[0]]
-    return isinstance(length, int) and 2 * pairs >= -(-length // 32) * 32
-
-
-def _tile_depth(length: int, step: int, caches: Caches) -> tuple[int | None, str]:
-    """Elements in a block of the reduction of a product on tiles, of `step` bytes of the panel each; None where it is not cut."""
-    block = blocks.tile_panel_bytes(caches)
-    parts = -(-length * step // (block + block // 4))
-    why = f"a panel has {length * step >> 10} KB, and a block {block >> 10} KB: a third of the first-level cache"
-    return (None if parts == 1 else -(-length // parts // 32) * 32), why
-
-
-def _tile_rows(kernel: KernelFunction, r: Roles, rows: int, caches: Caches, why: dict[str, str]) -> tuple[int, int, bool]:
-    """(Register tiles of a parallel iteration of a product on tiles, the lines that each step fetches, whether the rows are copied)."""
-    d = kernel.domain
-    size = known(d.sizes[r.row])  # type: ignore[index]
-    row_bytes = 2 * product(r.reductions, d.sizes)
-    most = max(blocks.resident(caches) // (rows * row_bytes), 1)
-    tiles = -(-size // rows)
-    if tiles > min(ONE_BLOCK, most * 3 // 2):
-        tiles = -(-tiles // -(-tiles // min(MOST_ROW_TILES, most)))
-    why["row_tiles"] = "their sums and a block of the panel are in the first-level cache, which the rows stream through; the rows are in the second"
-    if rows < 32 or len(r.reductions) > 1:
-        return tiles, 0, False
-    step = next(a.steps.get(r.row) for a in kernel.accesses.items if a.op == d.anchor and not a.store and a.steps.get(r.row))
-    bad = not isinstance(step, int) or 2 * step % 64 != 0 or 2 * step % 2048 == 0
-    panels = -(-known(d.sizes[r.lane]) // 32)  # type: ignore[index]
-    copied = panels >= (FEW_PANELS if bad else MANY_PANELS) and tiles * rows * row_bytes <= COPY_BYTES
-    if bad:
-        why["rows_copied"] = "rows begin within a line of the cache, or a multiple of 2048 bytes apart, so that they evict one another"
-    else:
-        why["rows_copied"] = f"{panels} panels read the same rows"
-    why["rows_copied"] += "" if copied else "; but the copy is too large, or read too few times"
-    if r.outer:
-        return tiles, 0, copied
-    why["ahead"] = "lines of the block of the panel after the next one that a step fetches: all of them together the whole block"
-    return tiles, 32 // tiles, copied
-
-
-COPY_BYTES = 512 << 10
-"""On the stack of a thread at most, for rows that are copied."""
-FEW_PANELS, MANY_PANELS = 4, 12
-"""That pay for a copy of the rows: where it mends what is wrong with them (970 instead of 480 GF/s for 512 x 769 x 3071), and else
-(1,260 instead of 1,190 for 512 x 768 x 768)."""
-MOST_ROW_TILES, ONE_BLOCK = 5, 7
-"""Register tiles of 32 rows that share a block of a panel: four or five are best for 512 x 768 x 768 (1,200 GF/s; 1,100 with two, 1,160
-with eight). A few more had better be together, so that the panels are read once: 1,000 instead of 810 GF/s for 197 x 3072 x 768 cold."""
 
 
 def panel_step(kernel: KernelFunction, r: Roles, width: int) -> int | None:

@@ -2,6 +2,7 @@
 
     func @kernel_tiles16(%begin, %end, %context):        (of the parallel range)
       for outer classes, row block, lane block:
+        the first lane block?  copy of the rows, [k / 32][row][32]
         for blocks of k:                                  (a panel of 32 columns of one of them stays in the first-level cache)
           for 32 rows of the row block:
             c[2][2] = 0, or from the scratch
@@ -11,10 +12,10 @@
 
 A tile register has one shape in a whole function: LLVM configures the tiles once per function, and spills in inner loops if
 shapes compete for the eight of them. To configure them and to release them takes as long as 20 to 30 products, so a thread does it
-once: the function walks the whole of its range, and all tiles have 16 rows. Rows that are left after them are the last ones of 16
-that overlap those before, of which the epilogue takes what is new. Fewer rows than 16 have a function with tiles of their number; where that is
-a symbol, there are functions for 8, 4, 2 and 1, each for its bit of the number. What is left of k after steps of 32 is copied from
-the rows of a block, with zeros behind it. Denormals are flushed by the unit.
+once: the function walks the whole of its range, and all tiles have 16 rows. Rows that do not fill a tile are the last ones of one
+that overlaps the tile before, of which the epilogue takes what is new. Fewer rows than 16 have a function with tiles of their number;
+where that is a symbol, there are functions for 8, 4, 2 and 1, each for its bit of the number. Of rows that are not worth a copy, what is left of k
+after steps of 32 is copied all the same, with zeros behind it. Denormals are flushed by the unit.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class _Tiles(Contraction):
 
     def _vector(self) -> int:
         """The epilogue has a row of a block in one vector, which LLVM takes apart op by op: two chains of dependent ops take turns,
-        which it would else leave one after the other, too far apart for the CPU to overlap them (29 instead of 41 cycles for 16 exact GELU)."""
+        which it would else leave one after the other, too far apart for the CPU to overlap them (36 instead of 41 cycles for 16 exact GELU)."""
         return self.width
 
     def _prepare(self) -> None:
@@ -255,17 +256,22 @@ class _Tiles(Contraction):
         size = self._size(e, self.s.row)  # type: ignore[arg-type]
         middle = block.begin
         if self.s.rows == 2 * SIDE and h == SIDE:
-            middle = m.add(middle, m.mul(m.floordiv(m.sub(block.end, middle), 2 * SIDE), 2 * SIDE))
+            middle = m.add(middle, m.mul(m.floordiv(m.add(m.sub(block.end, middle), SIDE - 1), 2 * SIDE), 2 * SIDE))
+            exact = isinstance(size, int) and size % (2 * SIDE) <= SIDE
 
             def double(i: Number, _: Values) -> Values:
-                place = m.sub(i, block.begin)
-                self._sums([i, m.add(i, SIDE)], place, block, span)
-                if span.last:
+                place, second = m.sub(i, block.begin), m.add(i, SIDE)
+                self._sums([i, second if exact else m.minimum(second, m.sub(block.end, SIDE))], place, block, span)
+                if span.last and exact:
                     self._epilogue_of(i, 2 * SIDE, place, block)
+                elif span.last:
+                    self._epilogue_of(i, SIDE, place, block)
+                    left = m.minimum(SIDE, m.sub(block.end, second))
+                    self._epilogue_of(second, left, m.add(place, m.sub(2 * SIDE, left)), block)
                 return []
 
             loop(e, block.begin, middle, 2 * SIDE, [], double)
-            if isinstance(size, int) and size % (2 * SIDE) == 0:
+            if isinstance(size, int) and (size % (2 * SIDE) > SIDE or size % (2 * SIDE) == 0):
                 return
         whole = isinstance(size, int) and size % h == 0
 

@@ -1,0 +1,81 @@
+"""Products of bf16 on AMX tiles: the sizes of their blocks.
+
+A step of k takes four products of 16x16x32, 64 cycles, and 4 KB of operands: twice what the second-level cache delivers in that time
+beside everything else. So one of the operands comes from the first level: a block of the panel, which several register tiles share.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import structure as st
+from . import blocks
+from .common import known, product
+
+if TYPE_CHECKING:
+    from ...lowering.caches import Caches
+    from ...lowering.target import Target
+    from ..vectorize.kernel import KernelFunction
+    from ..vectorize.roles import Roles
+
+
+def possible(kernel: KernelFunction, r: Roles, pairs: int | None, lanes: int, target: Target) -> bool:
+    """Whether a product can run on tiles. A tile register has one shape per function: k comes in whole tiles, or its end is copied."""
+    d = kernel.domain
+    if pairs is None or r.row is None or r.lane is None or not target.has_amx_bf16 or lanes != 16 or len(d.siblings) > 1:
+        return False
+    length = d.sizes[pairs]
+    return isinstance(length, int) and (length % 32 == 0 or (len(r.reductions) == 1 and _padded(kernel, r)))
+
+
+def _padded(kernel: KernelFunction, r: Roles) -> bool:
+    """Whether the packed operand has zeros up to a whole tile behind its reduction."""
+    op = kernel.domain.anchor
+    assert op is not None
+    pairs, length = st.shape(op.operands[0 if r.swapped else 1])[-3], kernel.domain.sizes[r.reductions[0]]
+    return isinstance(length, int) and 2 * pairs >= -(-length // 32) * 32
+
+
+def depth(length: int, step: int, caches: Caches) -> tuple[int | None, str]:
+    """Elements in a block of the reduction of a product on tiles, of `step` bytes of the panel each; None where it is not cut."""
+    block = blocks.tile_panel_bytes(caches)
+    parts = -(-length * step // (block + block // 4))
+    why = f"a panel has {length * step >> 10} KB, and a block {block >> 10} KB: a third of the first-level cache"
+    return (None if parts == 1 else -(-length // parts // 32) * 32), why
+
+
+def row_blocks(kernel: KernelFunction, r: Roles, rows: int, caches: Caches, why: dict[str, str]) -> tuple[int, int, bool]:
+    """(Register tiles of a parallel iteration of a product on tiles, the lines that each step fetches, whether the rows are copied)."""
+    d = kernel.domain
+    size = known(d.sizes[r.row])  # type: ignore[index]
+    row_bytes = 2 * product(r.reductions, d.sizes)
+    most = max(blocks.resident(caches) // (rows * row_bytes), 1)
+    tiles = max(-(-size // rows), 1)
+    if tiles > min(ONE_BLOCK, most * 3 // 2):
+        tiles = -(-tiles // -(-tiles // min(MOST_ROW_TILES, most)))
+    why["row_tiles"] = "their sums and a block of the panel are in the first-level cache, which the rows stream through; the rows are in the second"
+    if rows < 32 or len(r.reductions) > 1:
+        return tiles, 0, False
+    step = next(a.steps.get(r.row) for a in kernel.accesses.items if a.op == d.anchor and not a.store and a.steps.get(r.row))
+    bad = not isinstance(step, int) or 2 * step % 64 != 0 or 2 * step % 2048 == 0
+    panels = -(-known(d.sizes[r.lane]) // 32)  # type: ignore[index]
+    copied = panels >= (FEW_PANELS if bad else MANY_PANELS) and tiles * rows * row_bytes <= COPY_BYTES
+    if bad:
+        why["rows_copied"] = "rows begin within a line of the cache, or a multiple of 2048 bytes apart, so that they evict one another"
+    else:
+        why["rows_copied"] = f"{panels} panels read the same rows"
+    why["rows_copied"] += "" if copied else "; but the copy is too large, or read too few times"
+    if r.outer:
+        return tiles, 0, copied
+    why["ahead"] = "lines of the block of the panel after the next one that a step fetches: all of them together the whole block"
+    return tiles, 32 // tiles, copied
+
+
+COPY_BYTES = 512 << 10
+"""On the stack of a thread at most, for rows that are copied."""
+FEW_PANELS, MANY_PANELS = 4, 12
+"""That pay for a copy of the rows: where it mends what is wrong with them (970 instead of 480 GF/s for 512 x 769 x 3071), and else
+(1,260 instead of 1,190 for 512 x 768 x 768)."""
+MOST_ROW_TILES, ONE_BLOCK = 5, 7
+"""Register tiles of 32 rows that share a block of a panel: four or five are best for 512 x 768 x 768 (1,200 GF/s; 1,100 with two, 1,160
+with eight). A few more had better be together, so that the panels are read once: 1,000 instead of 810 GF/s for 197 x 3072 x 768 cold."""
