@@ -263,12 +263,13 @@ def ldexp(d: torch.dtype, x: Value, y: Value) -> Value:
     """x 2^y, also where 2^y alone is too large or too small: f32 by way of f64, f64 in three steps."""
     if d == torch.float32:
         return cast(arith.mulf(cast(x, d, torch.float64), math.exp2(cast(y, d, torch.float64))), torch.float64, d)
-    y = arith.minimumf(arith.maximumf(y, scalar(d, -3000)), scalar(d, 3000))
-    third = math.trunc(arith.divf(y, scalar(d, 3)))
-    rest = arith.subf(arith.subf(y, third), third)
+    near = arith.minimumf(arith.maximumf(y, scalar(d, -3000)), scalar(d, 3000))
+    third = math.trunc(arith.divf(near, scalar(d, 3)))
+    rest = arith.subf(arith.subf(near, third), third)
+    out = x
     for part in (third, third, rest):
-        x = arith.mulf(x, math.exp2(part))
-    return x
+        out = arith.mulf(out, math.exp2(part))
+    return arith.select(isinf(d, y), arith.mulf(x, math.exp2(y)), out)  # zero times infinity is NaN
 
 
 def _multiply_up(d: torch.dtype, x: Value, n: int) -> Value:

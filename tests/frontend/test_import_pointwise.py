@@ -158,6 +158,14 @@ def test_with_numbers(dtype):
     matches(lambda x: [f(x) for f in functions], x, factor=2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_ldexp_of_what_is_not_finite(dtype):
+    special = torch.tensor([0.0, -0.0, 1.5, -3.0, float("inf"), -float("inf"), float("nan")], dtype=dtype)
+    x, y = (v.contiguous() for v in torch.meshgrid(special, special, indexing="ij"))
+    got = torch.compile(torch.ldexp, backend="mlirc", options=OPTIONS)(x, y)
+    torch.testing.assert_close(got, torch.ldexp(x, y), equal_nan=True, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_ldexp_of_powers_out_of_range(dtype):
     """The product is finite, the power alone is not."""
