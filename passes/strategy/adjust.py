@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from ...dialects import builders
 from ...errors import OptionError
-from .common import known, lanes
+from . import tiles
+from .common import known, lanes, product
 from .contractions import ContractionStrategy, panel_step, short_tile, sum_registers
 from .loops import LoopStrategy
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "ahead", "rows_copied", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "grain")
-_FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "rows_copied")
+_FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once")
 _STACK = 256 << 10
 """Bytes of sums between blocks of the reduction: they are on the stack of a thread."""
 
@@ -108,8 +109,8 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value]) -> Strategy | str
             return f"the strategy of a kernel of kind {strategy.kind} has no field {name!r}; valid fields: {', '.join(known_fields)}"
         if name in _FLAGS and not isinstance(value, bool):
             return f"{name} wants true or false, got {_spell(value)}"
-        if name not in _FLAGS and (isinstance(value, bool) or (value is None and name != "depth") or (value is not None and value < (name != "ahead"))):
-            return f"{name} wants a positive number{' or none' if name == 'depth' else ' or 0' if name == 'ahead' else ''}, got {_spell(value)}"
+        if name not in _FLAGS and (isinstance(value, bool) or (value is None and name != "depth") or value == 0):
+            return f"{name} wants a positive number{' or none' if name == 'depth' else ''}, got {_spell(value)}"
     if isinstance(strategy, LoopStrategy):
         return replace(strategy, **fields)  # type: ignore[arg-type]
     new = replace(strategy, **fields)  # type: ignore[arg-type]
@@ -131,14 +132,17 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
         if not low <= value <= high:
             valid = str(low) if low == high else f"{low} to {high}"
             return f"{name}={value} is impossible for this kernel; valid: {valid} ({why})"
-    if s.tiles and s.rows > 16 and s.rows != 32:
-        return f"rows={s.rows} is impossible for this kernel; valid: 1 to 16, or 32 (tile registers have 16 rows)"
+    if s.tiles and 16 < s.rows < 32:
+        return f"rows={s.rows} is impossible for this kernel; valid: 16, or 32 (tile registers have 16 rows)"
     if s.depth is not None and (problem := _impossible_depth(kernel, model, s)):
         return f"depth={s.depth} is impossible for this kernel: {problem}"
     if s.looped_epilogue and (s.dot is not None or s.tiles):
         return "looped_epilogue=true is impossible for this kernel; valid: false (its sums are in memory already)"
-    if s.rows_copied and (not s.tiles or s.lanes_first or len(kernel.domain.reductions) > 1):
-        return "rows_copied=true is impossible for this kernel; valid: false (only products on tiles with the lanes innermost read copies)"
+    for name in ("fetch_ahead", "rows_once"):
+        if getattr(s, name) and not s.tiles:
+            return f"{name}=true is impossible for this kernel; valid: false (only products on tiles do so)"
+    if s.rows_copied and (problem := _impossible_copy(kernel, s)):
+        return problem
     if s.turned and not model.turned:
         return "turned=true is impossible for this kernel; valid: false (it wants results that are contiguous along the rows, and not along the columns)"
     if s.dot_pairs and not model.dot_pairs:
@@ -157,7 +161,7 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
     out: dict[str, tuple[int, int, str]] = {}
     if s.tiles:
         out["columns"] = (1, min(2, vectors[0]), "two tile registers side by side")
-        out["rows"] = (1, *(there if isinstance(size, int) and size <= 16 else (32, "two tile registers, one below the other")))
+        out["rows"] = (size, *there) if isinstance(size, int) and size <= 16 else (16, 32, "two tile registers, one below the other")
         out["unroll"] = (1, 1, "tiles are not unrolled")
     elif s.dot is not None:
         out["columns"] = (1, 1, "the lanes run along the reduction")
@@ -174,7 +178,6 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
         out["rows"] = (1, *min(there, (most, f"{registers} registers, and a row takes {s.columns}")))
         out["unroll"] = (1, 1, "sums are not split")
     out["row_tiles"] = (1, 64, "register tiles")
-    out["ahead"] = (0, 32 if s.tiles else 0, "lines of a panel that a step on tiles fetches" if s.tiles else "only products on tiles fetch")
     out["group"] = (1, 32, "lane blocks") if s.depth is not None else (1, 1, "without depth")
     return out
 
@@ -197,6 +200,18 @@ def _impossible_depth(kernel: KernelFunction, model: ContractionStrategy, s: Con
     element = builders.element_type(kernel.domain.anchor.results[0]).width // 8  # type: ignore[union-attr]
     if (sums := s.rows * s.row_tiles * s.group * width * element) > _STACK:
         return f"rows, columns, row_tiles and group make {sums >> 10} KB of sums between blocks; valid: up to {_STACK >> 10} KB"
+    return ""
+
+
+def _impossible_copy(kernel: KernelFunction, s: ContractionStrategy) -> str:
+    from ..vectorize.roles import roles
+
+    reductions = roles(kernel).reductions
+    if not s.tiles or s.lanes_first or len(reductions) > 1:
+        return "rows_copied=true is impossible for this kernel; valid: false (only products on tiles with the lanes innermost read copies)"
+    size = tiles.copy_bytes(s.rows * s.row_tiles, 2 * product(reductions, kernel.domain.sizes))
+    if size > tiles.COPY_BYTES:
+        return f"rows and row_tiles make a copy of {size >> 10} KB; valid: up to {tiles.COPY_BYTES >> 10} KB"
     return ""
 
 

@@ -49,9 +49,9 @@ def _proposals(kernel: KernelFunction, target: Target, model: ContractionStrateg
         yield {"dot_pairs": not model.dot_pairs}
         return
     if model.tiles:
-        yield {"ahead": 0}
-        yield {"row_tiles": max(model.row_tiles // 2, 1), "ahead": min(2 * model.ahead, 32)}
-        yield {"row_tiles": 7, "ahead": model.ahead and 5}
+        yield {"fetch_ahead": False}
+        yield {"row_tiles": max(model.row_tiles // 2, 1)}
+        yield {"row_tiles": 7}
         if model.depth is not None:
             yield {"depth": model.depth * 3 // 2 // 32 * 32}
         if outer_only(kernel, r) and r.outer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ...dialects import builders
@@ -56,10 +56,12 @@ class ContractionStrategy:
     turned: bool = False
     """Whether blocks of sums are transposed in registers, so that the epilogue has its lanes along the rows: for results that are
     contiguous there, and not along the columns."""
-    ahead: int = 0
-    """Lines of the packed operand that a step of a register tile fetches ahead of time."""
+    fetch_ahead: bool = False
+    """Whether register tiles on AMX fetch the packed operand into the second-level cache, before they come to it."""
     rows_copied: bool = False
     """Whether the rows of a block are copied, tile by tile, before a product on tiles reads them for panel after panel."""
+    rows_once: bool = False
+    """Whether the first-level cache keeps nothing of the rows that tiles are loaded with."""
     row_tiles: int = 4
     """Register tiles of a parallel iteration, one below the other: they share a panel, or with `depth` a block of one."""
     grain: int = 1
@@ -123,17 +125,18 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     grain = max(1, WORK_PER_THREAD // max(work, 1))
     why["grain"] = f"about {work} element-operations an iteration, and a thread is worth {WORK_PER_THREAD}"
     first, why["lanes_first"] = _lanes_first(kernel, r, columns * n, target.caches)
-    ahead, copied = 0, False
     if on_tiles:
         first = first and bool(r.outer)
-        row_tiles, ahead, copied = tiles.row_blocks(kernel, r, rows, target.caches, why)
     if shared is not None:
         first, why["lanes_first"] = True, "the weights of a block of channels are in registers"
-    return ContractionStrategy(
+    strategy = ContractionStrategy(
         lanes=n, rows=rows, columns=columns, row=r.row, lane=r.lane, dot=dot, unroll=unroll, dot_pairs=dot_pairs, pairs=pairs, tiles=on_tiles,
-        shared=shared, ahead=ahead, rows_copied=copied and not first, row_tiles=row_tiles, depth=depth, group=group, lanes_first=first, short_rows=short_tile(rows), looped_epilogue=looped,
+        shared=shared, row_tiles=row_tiles, depth=depth, group=group, lanes_first=first, short_rows=short_tile(rows), looped_epilogue=looped,
         turned=turned, grain=grain, why=why,
     )  # fmt: skip
+    if on_tiles:
+        return replace(strategy, **asdict(tiles.row_blocks(kernel, r, rows, first, target.caches, why)))
+    return strategy
 
 
 FEW_ROWS = 4

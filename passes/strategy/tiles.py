@@ -6,6 +6,7 @@ beside everything else. So one of the operands comes from the first level: a blo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import structure as st
@@ -44,31 +45,50 @@ def depth(length: int, step: int, caches: Caches) -> tuple[int | None, str]:
     return (None if parts == 1 else -(-length // parts // 32) * 32), why
 
 
-def row_blocks(kernel: KernelFunction, r: Roles, rows: int, caches: Caches, why: dict[str, str]) -> tuple[int, int, bool]:
-    """(Register tiles of a parallel iteration of a product on tiles, the lines that each step fetches, whether the rows are copied)."""
+@dataclass(frozen=True)
+class RowBlocks:
+    """How a product on tiles reads its rows: fields of `ContractionStrategy`."""
+
+    row_tiles: int
+    fetch_ahead: bool = False
+    rows_copied: bool = False
+    rows_once: bool = False
+
+
+def row_blocks(kernel: KernelFunction, r: Roles, rows: int, lanes_first: bool, caches: Caches, why: dict[str, str]) -> RowBlocks:
+    """Choose for register tiles of `rows` rows."""
     d = kernel.domain
-    size = known(d.sizes[r.row])  # type: ignore[index]
     row_bytes = 2 * product(r.reductions, d.sizes)
     most = max(blocks.resident(caches) // (rows * row_bytes), 1)
-    tiles = max(-(-size // rows), 1)
-    if tiles > min(ONE_BLOCK, most * 3 // 2):
-        tiles = -(-tiles // -(-tiles // min(MOST_ROW_TILES, most)))
+    size = d.sizes[r.row]  # type: ignore[index]
+    if isinstance(size, int):
+        tiles = max(-(-size // rows), 1)
+        if tiles > min(ONE_BLOCK, most * 3 // 2):
+            tiles = -(-tiles // -(-tiles // min(MOST_ROW_TILES, most)))
+    else:
+        tiles = min(MOST_ROW_TILES - 1, most)
     why["row_tiles"] = "their sums and a block of the panel are in the first-level cache, which the rows stream through; the rows are in the second"
-    if rows < 32 or len(r.reductions) > 1:
-        return tiles, 0, False
+    once = len(r.reductions) == 1
+    why["rows_once"] = "a panel's rows pass the first-level cache by" if once else "the taps of a convolution see the same rows"
+    if rows < 32 or not once:
+        return RowBlocks(tiles, rows_once=once)
     step = next(a.steps.get(r.row) for a in kernel.accesses.items if a.op == d.anchor and not a.store and a.steps.get(r.row))
     bad = not isinstance(step, int) or 2 * step % 64 != 0 or 2 * step % 2048 == 0
     panels = -(-known(d.sizes[r.lane]) // 32)  # type: ignore[index]
-    copied = panels >= (FEW_PANELS if bad else MANY_PANELS) and tiles * rows * row_bytes <= COPY_BYTES
+    copied = panels >= (FEW_PANELS if bad else MANY_PANELS) and copy_bytes(tiles * rows, row_bytes) <= COPY_BYTES
     if bad:
         why["rows_copied"] = "rows begin within a line of the cache, or a multiple of 2048 bytes apart, so that they evict one another"
     else:
         why["rows_copied"] = f"{panels} panels read the same rows"
     why["rows_copied"] += "" if copied else "; but the copy is too large, or read too few times"
-    if r.outer:
-        return tiles, 0, copied
-    why["ahead"] = "lines of the block of the panel after the next one that a step fetches: all of them together the whole block"
-    return tiles, 32 // tiles, copied
+    if not r.outer:
+        why["fetch_ahead"] = "the block of the panel after the next one: the register tiles of a block of rows fetch it together"
+    return RowBlocks(tiles, not r.outer, copied and not lanes_first, once)
+
+
+def copy_bytes(rows: int, row_bytes: int) -> int:
+    """What a copy of a block of rows takes: the last tile may begin before the block."""
+    return (rows + 16) * (-(-row_bytes // 64) * 64)
 
 
 COPY_BYTES = 512 << 10

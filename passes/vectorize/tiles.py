@@ -112,8 +112,6 @@ class _Tiles(Contraction):
         """Pairs of k in whole tiles, and what is left, in elements."""
         self.copied = 0 if strategy.rows_copied else self.whole
         """The pair from which on the rows of a block are read from a copy."""
-        self.origin: Number = 0
-        """The first row of the block."""
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         assert self.s.row is not None
@@ -289,76 +287,73 @@ class _Tiles(Contraction):
         """Up to 2x2 tiles, whose sums are in the scratch from row `place` on."""
         m = self.e.math
         m.enter()
-        self.origin = block.begin
         kind = tile(self.height, SIDE, "f32")
-        first, columns = block.lanes.base, block.columns
         corner = m.mul(place, self.width)
-        places = [m.value(m.add(corner, i * SIDE * self.width + j * SIDE)) for i in range(len(rows)) for j in range(columns)]
+        places = [m.value(m.add(corner, i * SIDE * self.width + j * SIDE)) for i in range(len(rows)) for j in range(block.columns)]
         stride = m.value(self.width)
         if span.first:
             acc = [x86.amx_tile_zero(kind) for _ in places]
         else:
             acc = [x86.amx_tile_load(kind, self.scratch, [at], stride=stride) for at in places]
         outer = [c for c in self.r.reductions if c != self.s.pairs]
-        acc = self._sum(outer, rows, place, first, columns, span, acc)
+        acc = self._sum(outer, rows, place, block, span, acc)
         if span.last and self.rest:
             self.env[self.s.pairs] = Index(2 * self.whole)  # type: ignore[index]
-            acc = self._multiply_tiles(self._copied_tiles(rows, self.origin, self.whole), first, columns, acc)
+            acc = self._multiply_tiles(self._copied_tiles(rows, self.whole, block), block, acc)
         for at, total in zip(places, acc):
             x86.amx_tile_store(self.scratch, [at], total, stride=stride)
         m.leave()
 
-    def _sum(self, classes: list[int], rows: list[Number], place: Number, first: Number, columns: int, span: Span, acc: Values) -> Values:
+    def _sum(self, classes: list[int], rows: list[Number], place: Number, block: Block, span: Span, acc: Values) -> Values:
         """Walk the outer reductions, then k in tiles."""
         e, m = self.e, self.e.math
         if classes:
 
-            def step(i: Number, values: Values) -> Values:
+            def outer(i: Number, values: Values) -> Values:
                 self.env[classes[0]] = Index(i)
-                return self._sum(classes[1:], rows, place, first, columns, span, values)
+                return self._sum(classes[1:], rows, place, block, span, values)
 
-            return loop(e, 0, self._size(e, classes[0]), 1, acc, step)
+            return loop(e, 0, self._size(e, classes[0]), 1, acc, outer)
 
-        def block(pair: Number, values: Values) -> Values:
+        def step(pair: Number, values: Values) -> Values:
             m.enter()
             self.env[self.s.pairs] = Index(m.mul(pair, 2))  # type: ignore[index]
-            copied = self.copied < self.whole
-            a_tiles = self._copied_tiles(rows, self.origin, pair) if copied else self._row_tiles(rows, first)
-            out = self._multiply_tiles(a_tiles, first, columns, values)
-            if self.s.ahead and len(rows) == 2:
-                self._fetch(pair, place, first, span)
+            a_tiles = self._copied_tiles(rows, pair, block) if self.copied < self.whole else self._row_tiles(rows, block)
+            out = self._multiply_tiles(a_tiles, block, values)
+            if self.s.fetch_ahead and len(rows) == 2:
+                self._fetch(pair, place, block, span)
             m.leave()
             return out
 
-        return loop(e, span.begin, span.end, PAIRS, acc, block)
+        return loop(e, span.begin, span.end, PAIRS, acc, step)
 
-    def _row_tiles(self, rows: list[Number], first: Number) -> list[ir.Value]:
+    def _row_tiles(self, rows: list[Number], block: Block) -> list[ir.Value]:
         """Of the rows at this k."""
         m = self.e.math
         out = []
         for row in rows:
             # A lane stride of one along the rows makes the step from row to row come out as the lane stride.
-            place, at = self._operand_at(1 if self.r.swapped else 0, Index(row, 1), Index(first))
+            place, at = self._operand_at(1 if self.r.swapped else 0, Index(row, 1), Index(block.lanes.base))
             kind, where, stride = tile(self.height, DEPTH, "bf16"), m.value(at.base), m.value(at.stride)
-            if len(self.r.reductions) == 1:
+            if self.s.rows_once:
                 out.append(load_once(kind, place, where, stride))
-            else:  # a convolution's taps see the same rows
+            else:
                 out.append(x86.amx_tile_load(kind, place.buffer, [where], stride=stride))
         return out
 
-    def _copied_tiles(self, rows: list[Number], lo: Number, pair: Number) -> list[ir.Value]:
+    def _copied_tiles(self, rows: list[Number], pair: Number, block: Block) -> list[ir.Value]:
         """The same from the copy."""
         kind, stride = tile(self.height, DEPTH, "bf16"), self.e.math.value(DEPTH)
-        return [load_once(kind, self.copy, self._copy_of(row, lo, pair), stride) for row in rows]
+        return [load_once(kind, self.copy, self._copy_of(row, block.begin, pair), stride) for row in rows]
 
-    def _multiply_tiles(self, a_tiles: list[ir.Value], first: Number, columns: int, acc: Values) -> Values:
+    def _multiply_tiles(self, a_tiles: list[ir.Value], block: Block, acc: Values) -> Values:
         m = self.e.math
         b_tiles = []
-        for j in range(columns):
-            place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(m.add(first, j * SIDE)))
+        for j in range(block.columns):
+            place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(m.add(block.lanes.base, j * SIDE)))
             kind = tile(PAIRS, 2 * SIDE, "bf16")
             b_tiles.append(x86.amx_tile_load(kind, place.buffer, [m.value(at.base)], stride=m.value(place.strides[-3])))
-        return [x86.amx_tile_mulf(a, b, acc[i * columns + j]) for i, a in enumerate(a_tiles) for j, b in enumerate(b_tiles)]
+        return [x86.amx_tile_mulf(a, b, acc[i * block.columns + j]) for i, a in enumerate(a_tiles) for j, b in enumerate(b_tiles)]
 
     def _operand_at(self, n: int, row: Index, lane: Index) -> tuple[Memory, Index]:
         """Where an operand is at this row and lane."""
@@ -368,17 +363,17 @@ class _Tiles(Contraction):
         place = self.e.memory[op.operands[n]]
         return place, self.e.offset(place, tuple(self._address(x, self._loops(op)) for x in st.maps(op)[n].results))
 
-    def _fetch(self, pair: Number, place: Number, first: Number, span: Span) -> None:
-        """Fetch a part of a block of the panel into the second-level cache; each of the register tiles fetches its share.
+    def _fetch(self, pair: Number, place: Number, block: Block, span: Span) -> None:
+        """Fetch a part of a block of the panel into the second-level cache: each of the register tiles its share of a step's lines.
 
         It is the block after the next one, which lies behind that and this one: the next one, and into the first level, came too late.
         """
-        m, ahead = self.e.math, self.s.ahead
-        panel, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(first))
+        m, lines = self.e.math, -(-PAIRS * 2 * self.width // LINE // self.s.row_tiles)
+        panel, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(block.lanes.base))
         behind = m.mul(m.sub(m.mul(span.end, 2), m.add(span.begin, pair)), panel.strides[-3])
         steps = m.add(m.mul(m.floordiv(place, 2 * SIDE), m.floordiv(m.sub(span.end, span.begin), PAIRS)), m.floordiv(m.sub(pair, span.begin), PAIRS))
-        start = m.add(m.add(at.base, behind), m.mul(steps, ahead * LINE))
-        for line in range(ahead):
+        start = m.add(m.add(at.base, behind), m.mul(steps, lines * LINE))
+        for line in range(lines):
             memref.prefetch(panel.buffer, [m.value(m.add(start, line * LINE))], False, 2, True)
 
     def _epilogue_of(self, row: Number, count: Number, place: Number, block: Block) -> None:

@@ -22,7 +22,7 @@ from mlirc.tests.passes.strategy.test_blocks import linear
 from mlirc.tests.passes.strategy.test_select import convolution, elementwise, product, row_sums
 from mlirc.tests.passes.vectorize.kernels import kernel
 from mlirc.tests.passes.vectorize.test_depthwise import depthwise
-from mlirc.tests.passes.vectorize.test_tiles import LINEAR
+from mlirc.tests.passes.vectorize.test_tiles import LINEAR, deep, symbolic, taps
 
 
 def dots(m: int, k: int, n: int, kind: str = "f32") -> str:
@@ -151,8 +151,27 @@ def test_impossible_values_name_the_possible_ones(text, pin, said):
 
 def test_tiles_have_the_shapes_of_tile_registers():
     assert change(LINEAR, "rows=16", "sapphirerapids").rows == 16
-    with pytest.raises(OptionError, match="rows=20 .* 1 to 16, or 32"):
-        change(LINEAR, "rows=20", "sapphirerapids")
+    assert change(LINEAR.replace("70x", "5x"), "rows=5", "sapphirerapids").rows == 5
+
+
+@pytest.mark.parametrize(
+    "text, pin, said",
+    [
+        (LINEAR, "rows=20", "rows=20 .* 16, or 32"),
+        # The last tile of a block overlaps the one before: a block of fewer rows than a tile would begin before the first row.
+        (LINEAR, "rows=5", "rows=5 .* 16 to 32"),
+        (symbolic(LINEAR), "rows=8", "rows=8 .* 16 to 32"),
+        (LINEAR.replace("70x", "7x"), "rows=3", "rows=3 .* valid: 7 .there are 7 rows"),
+        (LINEAR, "depth=48", "multiples of 32 below 96, or none"),
+        (deep(LINEAR), "rows_copied=true, row_tiles=64", "rows and row_tiles make a copy of 4128 KB; valid: up to 512 KB"),
+        (taps(LINEAR), "rows_copied=true", "rows_copied=true is impossible .* valid: false"),
+        (product(64, 64, 64), "rows_copied=true", "valid: false .only products on tiles"),
+        (product(64, 64, 64), "fetch_ahead=true", "valid: false .only products on tiles"),
+    ],
+)
+def test_what_tiles_cannot_do(text, pin, said):
+    with pytest.raises(OptionError, match=said):
+        change(text, pin, "sapphirerapids")
 
 
 def test_what_was_measured_and_is_impossible_is_left_out():

@@ -18,7 +18,7 @@ from mlirc.lowering.codegen import emit_object
 from mlirc.lowering.target import Target
 from mlirc.lowering.to_llvm import lower_to_llvm_ir
 from mlirc.passes.expand_math import expand_math
-from mlirc.passes.strategy import select_strategy
+from mlirc.passes.strategy import adjusted, select_strategy
 from mlirc.passes.vectorize import KernelFunction, vectorize
 from mlirc.tests.amx_emulation import emulate
 
@@ -46,6 +46,23 @@ func.func @kernel(%x: tensor<70x96xbf16>, %w: tensor<3x48x32x2xbf16>) -> tensor<
 """
 
 
+def symbolic(text: str) -> str:
+    """`LINEAR` with a symbolic number of rows."""
+    text = text.replace("%w: tensor<3x48x32x2xbf16>)", "%w: tensor<3x48x32x2xbf16>, %n: index)")
+    return text.replace("70x96", "?x96").replace("70x80", "?x80").replace("tensor.empty()", "tensor.empty(%n)")
+
+
+def deep(text: str) -> str:
+    """`LINEAR` with a reduction of 1,024."""
+    return text.replace("x96xbf16", "x1024xbf16").replace("3x48x32x2", "3x512x32x2")
+
+
+def taps(text: str) -> str:
+    """`LINEAR` with two reductions, of five and 96."""
+    text = text.replace("(m, n, k)", "(m, n, j, k)").replace("(m, k)", "(m, j, k)").replace("(n floordiv 32, ", "(n floordiv 32, j, ")
+    return text.replace("70x96x", "70x5x96x").replace("3x48x", "3x5x48x").replace('"reduction"', '"reduction", "reduction"')
+
+
 def _asm(text: str, target: Target | None = None) -> dict[str, str]:
     """The functions of a kernel, and under "strategy" that stage."""
     seen: dict[str, str] = {}
@@ -70,7 +87,7 @@ def test_tiles_are_configured_once_and_not_spilled() -> None:
     full = next(loop for loop in _loops(code) if loop.count("tdpbf16ps") == 4)
     body = full[: full.rindex("tdpbf16ps")]
     assert body.count("tileloaddt1") == 2 and body.count("tileloadd\t") == 2 and "tilestored" not in body
-    assert full.count("prefetch") == 32 // 3, "three register tiles share what is fetched"
+    assert full.count("prefetch") == 11, "three register tiles share the 32 lines of a step"
 
 
 @pytest.mark.parametrize(("rows", "height"), [(5, 5), (15, 15), (16, 16), (17, 16)])
@@ -80,16 +97,12 @@ def test_few_rows_have_tiles_of_their_number(rows: int, height: int) -> None:
 
 
 def test_a_symbolic_number_of_rows_has_functions_for_its_bits() -> None:
-    text = LINEAR.replace("%x: tensor<70x96xbf16>, %w: tensor<3x48x32x2xbf16>", "%x: tensor<?x96xbf16>, %w: tensor<3x48x32x2xbf16>, %n: index")
-    text = text.replace("70x96", "?x96").replace("70x80", "?x80").replace("tensor.empty()", "tensor.empty(%n)")
-    text = text.replace("mlirc.result_strides", 'mlirc.result_shapes = [["s0", "80"]], mlirc.argument_shapes = [["s0", "96"]], mlirc.result_strides')
-    functions = _asm(text)
+    functions = _asm(symbolic(LINEAR))
     assert {f for f in functions if "tiles" in f} == {f"k_tiles{n}" for n in (16, 8, 4, 2, 1)}
 
 
 def test_a_long_reduction_is_cut_so_that_the_panel_stays_in_the_first_level() -> None:
-    text = LINEAR.replace("x96xbf16", "x1024xbf16").replace("3x48x32x2", "3x512x32x2")
-    functions = _asm(text)
+    functions = _asm(deep(LINEAR))
     assert "depth=256" in functions["strategy"]
     # Of each shape of block, the first part begins with zeros, the last one is followed by the epilogue.
     assert sorted(loop.count("tdpbf16ps") for loop in _loops(functions["k_tiles16"])) == sorted(3 * [1, 2, 2, 4])
@@ -105,14 +118,15 @@ def amx(monkeypatch):
     fake = dataclasses.replace(host, features=tuple(sorted({*host.features, "amx-tile", "amx-bf16", "avx512bf16"})))
     products = []
 
-    def compile_kernels(kernels, target, options, files=(), adjustments=None):
+    def compile_kernels(kernels, target, options, files, adjustments):
         out = []
-        for n, k in enumerate(kernels):
+        for n, (k, adjustment) in enumerate(zip(kernels, adjustments)):
             with ir.Context(), ir.Location.unknown():
                 load_for(k.text)
                 module = ir.Module.parse(k.text)
                 kernel = KernelFunction(module.body.operations[0].operation)
-                vectors = vectorize(kernel, select_strategy(kernel, target), f"kernel{n}")
+                strategy = adjusted(kernel, target, select_strategy(kernel, target), adjustment)
+                vectors = vectorize(kernel, strategy, f"kernel{n}")
                 products.append(emulate(vectors))
                 vectors.operation.verify()
                 PassManager.parse("builtin.module(canonicalize,cse)").run(vectors.operation)
@@ -170,6 +184,25 @@ def test_emulated_tiles_take_any_number_of_rows(amx, k: int, n: int) -> None:  #
     assert sum(amx) > 0, "no kernel used tiles"
 
 
+PINS = [
+    ("rows=16, row_tiles=1", 131),
+    ("rows=32, row_tiles=7, columns=1, rows_once=false", 70),
+    ("depth=64, fetch_ahead=false", 17),
+    ("rows=16, rows_copied=true", 70),
+]
+
+
+def _check_pin(pin: str, rows: int) -> None:
+    model = torch.nn.Linear(100, 72).bfloat16()
+    _check(model, torch.randn(rows, 100, dtype=torch.bfloat16), torch.compile(model, backend="mlirc", options={"pin": f"*: {pin}", "strict": True}))
+
+
+@pytest.mark.parametrize(("pin", "rows"), PINS)
+def test_pinned_tiles_give_the_same_numbers(amx, pin: str, rows: int) -> None:  # noqa: ANN001
+    _check_pin(pin, rows)
+    assert sum(amx) > 0, "no kernel used tiles"
+
+
 def test_what_lies_behind_the_rows_does_not_count(amx) -> None:  # noqa: ANN001
     """The last tile of a row holds the beginning of the next one, or none of the tensor's memory at all: times zero, NaN is NaN."""
     model = torch.nn.Linear(40, 64).bfloat16()
@@ -187,7 +220,18 @@ def test_rows_that_are_not_contiguous_are_copied(amx, view: Callable[[torch.Tens
     assert sum(amx) > 0, "no kernel used tiles"
 
 
-@pytest.mark.skipif(not Target.host().has_amx_bf16, reason="the CPU lacks AMX")
+needs_amx = pytest.mark.skipif(not Target.host().has_amx_bf16, reason="the CPU lacks AMX")
+
+
+@needs_amx
+@pytest.mark.parametrize("rows", [17, 33, 70, 131])
+@pytest.mark.parametrize("pin", [pin for pin, _ in PINS])
+def test_pinned_tiles_of_this_machine(pin: str, rows: int) -> None:
+    torch._dynamo.reset()
+    _check_pin(pin, rows)
+
+
+@needs_amx
 @pytest.mark.parametrize(("model", "shape"), MODELS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_tiles_of_this_machine(model: torch.nn.Module, shape: tuple[int, ...], threads: int) -> None:
