@@ -80,20 +80,18 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
     weight = layouts.of(op.operands[side]).root in weights
     few = FEW if weight else FEW_IN_A_CALL
     kept = weight or (_row_count(op, layouts, side) or few) >= few
-    if shape.pairs:
+    at = st.map_dims(maps[side]).index(lane)
+    if shape.pairs and (kept or layouts.of(op.operands[side]).strides[at] != 1):
         _rows_for_pairs(op, side, layouts, few, packed)
-    pair = _pair_loop(op, side, layouts, few) if shape.pairs else None
-    if pair is not None and not kept and layouts.of(op.operands[side]).strides[st.map_dims(maps[side]).index(lane)] == 1:
-        pair = None
-    if pair is not None:
-        _blocked(op, side, st.map_dims(maps[side]).index(lane), shape.block, layouts, packed, pair, shape.depth)
-        return
+        pair = _pair_loop(op, side, layouts, few)
+        if pair is not None:
+            _blocked(op, side, at, shape.block, layouts, packed, pair, shape.depth)
+            return
     _widen_rows(op, 1 - side, layouts, packed)
     operand = op.operands[side]
     dims = st.map_dims(maps[side])
     if None in dims or _few_rows(op, layouts, side, few):
         return
-    at = dims.index(lane)
     layout = layouts.of(operand)
     contiguous = layout.strides[at] == 1
     rows = [n for d, n in zip(out, sizes) if d != lane and d is not None and d not in dims]

@@ -59,8 +59,8 @@ def test_what_is_broadcast_along_the_runs_is_stored():
 
 @pytest.mark.parametrize("dtype,dynamic", [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False), (torch.int32, False)])
 def test_reductions_of_short_rows(dtype, dynamic):
-    f = lambda x: (x.sum((0, 2)), x.amax((0, 2)), (x > 9).any(2).any(0), x.float().logsumexp((0, 2)))  # noqa: E731
-    for shape in ((19, 6, 5), (40, 3, 32), (17, 1, 7)):
+    f = lambda x: (x.sum((0, 2)), x.amax((0, 2)), (x > 9).any(2).any(0), x.float().mean((0, 2)), x.float().logsumexp((0, 2)))  # noqa: E731
+    for shape in ((19, 6, 5), (40, 3, 32), (17, 1, 7), (33, 5, 33)):
         compare(f, (R(shape) * 5).to(dtype), dynamic=dynamic)
 
 

@@ -1,0 +1,63 @@
+"""What products read after packing: blocks of columns, pairs along k, and rows that are contiguous along it."""
+
+from __future__ import annotations
+
+from mlirc.passes.pack import PackShape, pack
+from mlirc.tests.passes.graph_text import check, function, generic
+
+PRODUCT = "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32"
+WIDENED = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\n%m = arith.mulf %u, %v : f32\n%o = arith.addf %a2, %m : f32"
+PAIRS = PackShape(32, pairs=True, depth=32)
+
+
+def product(x: str, w: str, y: str, maps: list[str], weights: str = "1") -> str:
+    """A contraction of %x and %w; `weights` are the arguments whose copies are kept."""
+    body = WIDENED if "bf16" in x else PRODUCT
+    op = generic("%y", [("%x", x), ("%w", w)], y, maps, body, "ppr", "ijk", "0.0", "contraction")
+    text = function([("%x", x), ("%w", w)], op, [("%y", y)])
+    return text.replace(f"-> ({y}) {{", f"-> ({y}) attributes {{mlirc.weights = array<i64{': ' + weights if weights else ''}>}} {{", 1)
+
+
+ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = ["i, k", "j, k", "i, j"], ["i, k", "k, j", "i, j"], ["k, i", "k, j", "i, j"]
+
+
+def test_a_weight_is_cut_in_blocks_of_columns():
+    check(product("tensor<7x20xf32>", "tensor<70x20xf32>", "tensor<7x70xf32>", ROWS_BY_ROWS), lambda f: pack(f, PackShape(32)), """
+        CHECK: #[[BLOCKS:.*]] = affine_map<(d0, d1, d2) -> (d1 floordiv 32, d2, d1 mod 32)>
+        CHECK: %[[PAD:.*]] = tensor.pad %{{.*}} low[0, 0] high[26, 0]
+        CHECK: %[[P:.*]] = linalg.generic {{.*}}ins(%[[PAD]] : tensor<96x20xf32>) {{.*}}mlirc.pack
+        CHECK: -> tensor<3x20x32xf32>
+        CHECK: linalg.generic {indexing_maps = [{{.*}}, #[[BLOCKS]], {{.*}}ins(%{{.*}}, %[[P]]
+    """)  # fmt: skip
+
+
+def test_pairs_along_the_reduction_are_filled_up_with_zeros():
+    check(product("tensor<7x20xbf16>", "tensor<64x20xbf16>", "tensor<7x64xf32>", ROWS_BY_ROWS), lambda f: pack(f, PAIRS), """
+        CHECK: #[[PAIRS:.*]] = affine_map<(d0, d1, d2) -> (d1 floordiv 32, d2 floordiv 2, d1 mod 32, d2 mod 2)>
+        CHECK: tensor.pad %{{.*}} low[0, 0] high[0, 12]
+        CHECK: -> tensor<2x16x32x2xbf16>
+        CHECK: indexing_maps = [{{.*}}, #[[PAIRS]], {{.*}}mlirc.pairs = 2
+    """)  # fmt: skip
+
+
+def test_rows_are_copied_where_they_are_not_contiguous_along_the_reduction():
+    check(product("tensor<64x50xbf16>", "tensor<64x70xbf16>", "tensor<50x70xf32>", COLUMNS_BY_COLUMNS), lambda f: pack(f, PAIRS), """
+        CHECK: %[[ROWS:.*]] = linalg.generic {{.*}}ins(%arg0 : tensor<64x50xbf16>) outs(%{{.*}} : tensor<50x64xbf16>)
+        CHECK: linalg.generic {{.*}}ins(%[[ROWS]], %{{.*}} : tensor<50x64xbf16>, tensor<3x32x32x2xbf16>)
+    """)  # fmt: skip
+
+
+def test_no_rows_are_copied_for_an_operand_that_stays_as_it_is():
+    """Three rows read it: packing it, in every call, would take longer than the product."""
+    check(product("tensor<64x3xbf16>", "tensor<64x70xbf16>", "tensor<3x70xf32>", COLUMNS_BY_COLUMNS, weights=""), lambda f: pack(f, PAIRS), """
+        CHECK-NOT: tensor<3x64xbf16>
+        CHECK-NOT: mlirc.pairs
+        CHECK: linalg.generic {{.*}}outs(%{{.*}} : tensor<64x3xf32>)
+        CHECK-NOT: mlirc.pairs
+    """)  # fmt: skip
+
+
+def test_columns_that_are_contiguous_and_no_weight_stay_as_they_are():
+    text = product("tensor<9x20xf32>", "tensor<20x70xf32>", "tensor<9x70xf32>", ROWS_BY_COLUMNS, weights="")
+    check(text, lambda f: pack(f, PackShape(32)), "CHECK-NOT: mlirc.pack")
+    check(text.replace("array<i64>", "array<i64: 1>"), lambda f: pack(f, PackShape(32)), "CHECK: -> tensor<3x20x32xf32>")
