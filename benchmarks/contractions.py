@@ -126,7 +126,10 @@ class Limits:
         return f"limits of one core: f32 {self.gflops['f32']:.0f}, bf16 {self.gflops['bf16']:.0f} GF/s; reading from L2 {self.cache:.0f}, from memory {self.memory:.0f} GB/s"
 
 
-def measure(k: int, n: int, rows: int, dtype: str, cold: bool, dynamic: bool, seconds: float, limits: Limits) -> dict[str, Any]:
+def measure(
+    k: int, n: int, rows: int, dtype: str, cold: bool, dynamic: bool, seconds: float, limits: Limits, pin: str | None = None
+) -> dict[str, Any]:
+    """Microseconds of a layer for each contestant, and what follows from them; with a pin, also for what it makes of the kernel."""
     import torch
 
     from .measure import alternate, median_ms
@@ -137,6 +140,8 @@ def measure(k: int, n: int, rows: int, dtype: str, cold: bool, dynamic: bool, se
     row: dict[str, Any] = {"k": k, "n": n, "rows": rows, "dtype": dtype, "cold": cold, "dynamic": dynamic}
     with torch.no_grad():
         calls = {"mlirc": ours(module, inputs, dynamic), **libraries(module, inputs)}
+        if pin:
+            calls["pinned"] = ours(module, inputs, dynamic, {"pin": f"*: {pin}"})
         expected = inputs[0].double() @ module.weights[0].double().t()
         row["error"] = (calls["mlirc"]()[0].double() - expected).abs().max().item()
         for name, times in alternate(calls, seconds).items():
@@ -150,9 +155,10 @@ def measure(k: int, n: int, rows: int, dtype: str, cold: bool, dynamic: bool, se
 
 def _describe(row: dict[str, Any]) -> str:
     shape = f"{row['rows']}x{row['k']}x{row['n']}"
+    pinned = f", {row['pinned us']:.1f} us pinned" if "pinned us" in row else ""
     return (
         f"{row['dtype']:4} {'cold' if row['cold'] else 'hot':4} {shape:17} {row['mlirc us']:9.1f} us {row['gflops']:6.1f} GF/s "
-        f"{row['of limit']:5.2f} of limit, {row['ratio']:5.2f}x the library, error {row['error']:.0e}"
+        f"{row['of limit']:5.2f} of limit, {row['ratio']:5.2f}x the library, error {row['error']:.0e}{pinned}"
     )
 
 
@@ -178,12 +184,14 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 @click.option("--dtypes", default="f32,bf16", show_default=True)
 @click.option("--weights", default="hot,cold", show_default=True)
 @click.option("--dynamic", is_flag=True, help="The number of rows is a symbol.")
+@click.option("--pin", metavar="FIELD=VALUE,...", help="Also with a strategy that has these fields, as the option pin takes them.")
 @click.option("--threads", default=1, show_default=True)
 @click.option("--seconds", default=0.15, show_default=True, help="Seconds of timing for each contestant.")
 @click.option("--out", type=click.Path(path_type=Path), help="Append the rows to this file as JSON lines.")
 def main(
-    models: str, shapes: tuple[str, ...], rows: str, dtypes: str, weights: str, dynamic: bool, threads: int, seconds: float, out: Path | None
-) -> None:
+    models: str, shapes: tuple[str, ...], rows: str, dtypes: str, weights: str, dynamic: bool, pin: str | None, threads: int, seconds: float,
+    out: Path | None,
+) -> None:  # fmt: skip
     import torch
 
     torch.set_num_threads(threads)
@@ -195,7 +203,7 @@ def main(
         for cold in [w == "cold" for w in weights.split(",")]:
             for k, n in pairs:
                 for m in map(int, rows.split(",")):
-                    row = measure(k, n, m, dtype, cold, dynamic, seconds, limits)
+                    row = measure(k, n, m, dtype, cold, dynamic, seconds, limits, pin)
                     found.append(row)
                     click.echo(_describe(row))
                     if out:

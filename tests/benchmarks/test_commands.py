@@ -110,12 +110,12 @@ def test_verdict_allows_what_fp64_excuses_and_no_more():
 
 def test_contractions(tmp_path):
     out = tmp_path / "rows.jsonl"
-    command = ["--shape", "33x17", "--rows", "1,3", "--dtypes", "f32,bf16", "--seconds", "0.001", "--out", str(out)]
+    command = ["--shape", "33x17", "--rows", "1,3", "--dtypes", "f32,bf16", "--seconds", "0.001", "--pin", "grain=1", "--out", str(out)]
     result = CliRunner().invoke(contractions.main, command, catch_exceptions=False)
     assert result.exit_code == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(r["dtype"], r["cold"], r["rows"]) for r in rows] == [(d, c, m) for d in ("f32", "bf16") for c in (False, True) for m in (1, 3)]
-    assert all(r["error"] < (1e-5 if r["dtype"] == "f32" else 0.05) and r["ratio"] > 0 and r["of limit"] > 0 for r in rows)
+    assert all(r["error"] < (1e-5 if r["dtype"] == "f32" else 0.05) and r["ratio"] > 0 and r["of limit"] > 0 and r["pinned us"] > 0 for r in rows)
     assert result.output.count("geometric mean") == 4
 
 
