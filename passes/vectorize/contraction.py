@@ -18,16 +18,16 @@ import functools
 from collections.abc import Callable, Sequence
 
 from ...dialects import builders
-from ...dialects.mlir import arith, ir, math, memref, scf, vector, x86
+from ...dialects.mlir import arith, ir, memref, scf, vector
 from ...errors import CompileError
 from .. import structure as st
 from ..strategy import ContractionStrategy
-from . import entry, long_sums
+from . import entry
 from .evaluate import Evaluator, Lookup
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
 from .nest import Values, constant_mask, delinearize, each_row, loop
-from .roles import roles
+from .products import Products
 
 
 def vectorize_contraction(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
@@ -36,12 +36,9 @@ def vectorize_contraction(kernel: KernelFunction, strategy: ContractionStrategy,
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
-class Contraction:
+class Contraction(Products):
     def __init__(self, kernel: KernelFunction, strategy: ContractionStrategy) -> None:
-        self.k = kernel
-        self.s = strategy
-        self.r = roles(kernel)
-        self.op = kernel.domain.anchor
+        super().__init__(kernel, strategy)
         self.ops = [self.op]
         """The products whose sums are in hand when results are stored."""
         self.outputs = list(range(len(kernel.results)))
@@ -50,15 +47,9 @@ class Contraction:
         """From the sums of one product to those of the next, in the scratch."""
         self.free: Number = 0
         """Where the scratch has room for a tile."""
-        self.count: Number | None = None
-        """How many rows of a tile there are, where that is known at run time only: at least one."""
-        self.env: dict[int, Index] = {}
         self.position: tuple[Number, Number] = (0, 0)
         """In the parallel range, and where this part of it begins."""
         self.width = strategy.columns * strategy.lanes
-
-    def _size(self, e: Evaluator, c: int) -> Number:
-        return e.size(self.k.domain.sizes[c])
 
     def _counts(self, e: Evaluator) -> list[Number]:
         """Parallel range: outer classes, row blocks, lane blocks."""
@@ -269,12 +260,6 @@ class Contraction:
         """How many rows there are."""
         return len(rows) if self.count is None else self.count
 
-    def _products(self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None]) -> Values:
-        """The sums of one register tile."""
-        start = self.e.math.splat(self.e.value(self.op.operands[2], ()))  # type: ignore[union-attr]
-        order = sorted(self.r.reductions, key=lambda c: c in (self.s.pairs, self.s.shared))
-        return self._reduce(order, rows, lanes, masks, [start] * (len(rows) * len(lanes)))
-
     def _sum_into_scratch(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index], corner: Number) -> None:
         """One register tile, whose sums go to the scratch, from `corner` on."""
         e, m = self.e, self.e.math
@@ -283,180 +268,6 @@ class Contraction:
         for i in range(len(rows)):
             for j in range(len(lanes)):
                 vector.store(acc[i * len(lanes) + j], self.scratch, [m.value(m.add(corner, i * self.width + j * e.lanes))])
-
-    def _range(self, c: int) -> tuple[Number, Number]:
-        """What a tile walks of a reduction class: from where to where."""
-        return 0, self._size(self.e, c)
-
-    def _reduce(
-        self, classes: list[int], rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values
-    ) -> Values:
-        if classes and classes[0] == self.s.shared:
-            return self._multiply_shared(classes[0], rows, lanes, masks, acc)
-        if classes:
-
-            def step(i: Number, values: Values) -> Values:
-                self.env[classes[0]] = Index(i)
-                return self._reduce(classes[1:], rows, lanes, masks, values)
-
-            m = self.e.math
-            begin, size = self._range(classes[0])
-            if classes[0] != self.s.pairs:
-                return self._in_blocks(classes, acc, step)
-            acc = loop(self.e, m.floordiv(begin, 2), m.floordiv(size, 2), 1, acc, lambda i, values: step(m.mul(i, 2), values))
-            if isinstance(size, int) and size % 2:  # blocks are even
-                self.env[classes[0]] = Index(size - 1)
-                acc = self._multiply_pairs(rows, lanes, acc, half=True)
-            return acc
-        if self.s.pairs is not None:
-            return self._multiply_pairs(rows, lanes, acc)
-        e = self.e
-        e.math.enter()
-
-        def multiply(row: Index, sums: Values) -> Values:
-            for j, lane in enumerate(lanes):
-                self._multiply(j, row, lane, masks[j], sums)
-            return sums
-
-        out = each_row(e, self.count, rows, acc, multiply)
-        e.math.leave()
-        return out
-
-    def _in_blocks(self, classes: Sequence[int], acc: Values, step: Callable[[Number, Values], Values]) -> Values:
-        """The walk over the first of the classes. Long sums of f32 are put together from those of blocks: the error of a sum grows with its length."""
-        e, (lo, hi), each = self.e, self._range(classes[0]), self._block_length(classes)
-        if each is None or not isinstance(acc[0].type.element_type, ir.F32Type):
-            return loop(e, lo, hi, 1, acc, step)
-
-        def block(i: Number, totals: Values) -> Values:
-            zeros = [builders.constant(total.type, 0) for total in totals]
-            sums = loop(e, i, e.math.minimum(e.math.add(i, each), hi), 1, zeros, step)
-            return [arith.addf(total, part) for total, part in zip(totals, sums)]
-
-        return loop(e, lo, hi, each, acc, block)
-
-    def _block_length(self, classes: Sequence[int]) -> int | None:
-        """How many steps of the first class are a block; None if the sum is none of blocks, or has them inside of a step."""
-        sizes = [hi - lo if isinstance(lo, int) and isinstance(hi, int) else None for lo, hi in map(self._range, classes)]
-        return long_sums.block_of_products(sizes, whole=len(classes) == len(self.r.reductions))
-
-    def _multiply(self, at: int, row: Index, lane: Index, mask: ir.Value | None, acc: Values) -> None:
-        """Add one product to accumulator `at`."""
-        self._set(row, lane)
-        self.e.mask = mask
-        a, b = self._operands()
-        acc[at] = self._multiply_add(a, b, acc[at])
-        self.e.mask = None
-
-    def _multiply_shared(
-        self, taps: int, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values
-    ) -> Values:
-        """All taps of all rows, in the order of the places that they read: each is loaded once, and soon no longer needed."""
-        size = self.k.domain.sizes[taps]
-        assert isinstance(size, int)
-        steps = next(a.steps for a in self.k.accesses.items if a.op == self.op and not a.store and a.steps.get(self.s.row))  # type: ignore[arg-type]
-        stride = steps[self.s.row] // steps[taps]  # type: ignore[index, operator]
-        out = list(acc)
-        e = self.e
-        e.math.enter()
-
-        def multiply(row: Index, sums: Values) -> Values:
-            for tap in range(size):
-                self.env[taps] = Index(tap)
-                for j, lane in enumerate(lanes):
-                    self._multiply(j, row, lane, masks[j], sums)
-            return sums
-
-        if self.count is not None:
-            out = each_row(e, self.count, rows, acc, multiply)
-            e.math.leave()
-            return out
-        for i, tap in sorted(((i, tap) for i in range(len(rows)) for tap in range(size)), key=lambda p: p[0] * stride + p[1]):
-            self.env[taps] = Index(tap)
-            for j, lane in enumerate(lanes):
-                self._multiply(i * len(lanes) + j, rows[i], lane, masks[j], out)
-        e.math.leave()
-        return out
-
-    def _multiply_pairs(self, rows: list[Index], lanes: list[Index], acc: Values, half: bool = False) -> Values:
-        """Two bf16 of every row, broadcast as 32 bits, times pairs of the packed operand; with `half` the first is the last of its row."""
-        e, op = self.e, self.op
-        assert op is not None
-        e.math.enter()
-        bf16, i32 = ir.BF16Type.get(), ir.IntegerType.get_signless(32)
-        wide = ir.VectorType.get([2 * e.lanes], bf16)
-        packed = 0 if self.r.swapped else 1
-        places = [(e.memory[v], m) for v, m in list(zip(op.operands, st.maps(op)))[:2]]
-
-        def load(n: int, kind: ir.Type) -> ir.Value:
-            place, m = places[n]
-            at = e.offset(place, tuple(self._address(x, self._loops(op)) for x in m.results))
-            key = ("pair", n, at.base)
-            return e.math.once(key, lambda: vector.load(kind, place.buffer, [e.math.value(at.base)]))
-
-        def multiply(row: Index, sums: Values) -> Values:
-            out = []
-            for lane, total in zip(lanes, sums):
-                self._set(row, Index(lane.base))
-                b = load(packed, wide)
-                two = load(1 - packed, ir.VectorType.get([1 if half else 2], bf16))
-
-                def spread(two: ir.Value = two) -> ir.Value:
-                    width = ir.IntegerType.get_signless(16) if half else i32
-                    word = vector.extract(vector.bitcast(ir.VectorType.get([1], width), two), [], [0])
-                    word = arith.extui(i32, word) if half else word
-                    return vector.bitcast(wide, vector.broadcast(ir.VectorType.get([e.lanes], i32), word))
-
-                a = e.math.once(("spread", two), spread)
-                out.append(x86.avx512_dot(total, a, b))
-            return out
-
-        out = each_row(e, self.count, rows, acc, multiply)
-        e.math.leave()
-        return out
-
-    def _set(self, row: Index, lane: Index) -> None:
-        if self.s.row is not None:
-            self.env[self.s.row] = row
-        if self.s.lane is not None:
-            self.env[self.s.lane] = lane
-
-    def _loops(self, op: ir.Operation) -> list[Index]:
-        return [Index(0) if c is None or c not in self.env else self.env[c] for c in self.k.domain.loops[op]]
-
-    def _operands(self) -> tuple[ir.Value, ir.Value]:
-        """One element or vector of each operand, in the dtype of the accumulator."""
-        e, op = self.e, self.op
-        assert op is not None
-        loops = self._loops(op)
-        kind = builders.element_type(op.results[0])
-        out = []
-        for v, m in list(zip(op.operands, st.maps(op)))[:2]:
-            point = tuple(self._address(x, loops) for x in m.results)
-            mask, e.mask = e.mask, e.mask if any(not i.uniform for i in point) else None
-            got = e.value(v, point)
-            e.mask = mask
-            out.append(e.math.once(("wide", got), lambda got=got: _widen(got, kind)))
-        return out[0], out[1]
-
-    def _address(self, x: ir.AffineExpr, loops: list[Index]) -> Index:
-        """A map result; `d floordiv n` and `d mod n` of the lane class stay linear where a block holds the lanes."""
-        e = self.e
-        if isinstance(x, (ir.AffineFloorDivExpr, ir.AffineModExpr)) and isinstance(x.lhs, ir.AffineDimExpr):
-            i = loops[x.lhs.position]
-            n = x.rhs.value
-            if i.vector is None and i.stride == 1 and n % e.lanes == 0:
-                quotient, rest = e.math.floordiv(i.base, n), e.math.mod(i.base, n)
-                return Index(quotient) if isinstance(x, ir.AffineFloorDivExpr) else Index(rest, 1)
-        return e.math.affine(x, loops)
-
-    def _multiply_add(self, a: ir.Value, b: ir.Value, acc: ir.Value) -> ir.Value:
-        m = self.e.math
-        a, b = m.splat(a), m.splat(b)
-        element = acc.type.element_type
-        if isinstance(element, ir.IntegerType):
-            return arith.addi(acc, arith.muli(a, b))
-        return math.fma(a, b, acc)
 
     def _store(self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values) -> None:
         """The epilogue: every stored value at every point of the tile, computed from the accumulators."""
@@ -501,14 +312,3 @@ class Contraction:
     def _result_point(self, op: ir.Operation) -> Point:
         loops = self._loops(op)
         return tuple(self.e.math.affine(x, loops) for x in st.maps(op)[len(op.operands) - 1].results)
-
-
-def _widen(v: ir.Value, element: ir.Type) -> ir.Value:
-    """To the accumulator's type."""
-    have = v.type.element_type if isinstance(v.type, ir.VectorType) else v.type
-    if have == element:
-        return v
-    kind = ir.VectorType.get(list(v.type.shape), element) if isinstance(v.type, ir.VectorType) else element
-    if isinstance(element, ir.IntegerType):
-        return arith.extsi(kind, v)
-    return arith.extf(kind, v)
