@@ -49,6 +49,8 @@ CANCELLING = frozenset(("gelu", "gelu_backward", "silu_backward", "mish_backward
 OFF_BY_ONE = frozenset(("_log_softmax", "logsumexp", "digamma"))
 # ATen's own relative error in f64, for which there is nothing better: of arguments below zero.
 ROUGH = {"polygamma": 1e-10}
+# Which are infinite at negative whole numbers, where eager mode has what rounding leaves of zero to divide by.
+TRIGAMMA = "polygamma"
 # Of a query or a key that is not finite it makes zeros here and there, where the three parts make NaN.
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 RUNNING = ("running_mean", "running_var")
@@ -91,6 +93,7 @@ class Noise(TorchDispatchMode):
         args = pytree.tree_map(_with_memory, args)
         name = func.overloadpacket.__name__
         schema = func._schema
+        pole = (args[1] < 0) & (args[1] == args[1].floor()) if name == TRIGAMMA and args[0] == 1 else None
         large = func(*pytree.tree_map(_magnitude, args), **kwargs) if name in SUMS and _largest(args) > LARGE and _finite(args) else None
         if name.rstrip("_") in ACCUMULATING:
             # The schema of native_batch_norm does not tell that it writes to them.
@@ -132,6 +135,8 @@ class Noise(TorchDispatchMode):
                         o.copy_(torch.where(coin & (o.abs() < 16 * torch.finfo(o.dtype).eps * _largest(args)), 0, o))
                     if name in ROUGH:
                         o.mul_(1 + ROUGH[name] * torch.rand(o.shape, generator=self.generator, dtype=torch.float64).to(o.dtype))
+                    if pole is not None:
+                        o.masked_fill_(pole & (torch.rand(o.shape, generator=self.generator) < 0.5), torch.inf)
                     if name in OFF_BY_ONE:
                         one = torch.ones_like(o)
                         o.add_(self.moved(one) - one)

@@ -178,6 +178,9 @@ def test_signs_of_nan_and_roundings_of_one():
 
 def test_poles():
     check(torch.digamma, lambda: (torch.tensor([-1.0, -2.0, -3.0, 0.5]),), grad=True)
+    check(lambda x: torch.outer(torch.polygamma(1, x), x), lambda: (torch.tensor([-1.0, -2.0, 0.0, 0.5]),))
+    with pytest.raises(Difference):
+        check(lambda x: torch.where(x < 1, torch.polygamma(1, x), torch.inf) if compiling() else torch.polygamma(1, x), lambda: (torch.tensor([0.5, 2.0]),))
 
 
 def test_either_zero_may_be_the_maximum():
