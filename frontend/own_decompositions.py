@@ -106,13 +106,6 @@ def upsample_nearest2d_backward(
     return aten._unsafe_index_put(zeros, [None, None, rows, columns], grad, accumulate=True)
 
 
-def repeat_interleave(repeats: torch.Tensor, output_size: Any = None) -> Any:
-    """With a known size, the k-th place belongs to the first element whose running total is above k."""
-    if output_size is None:
-        return NotImplemented
-    return torch.searchsorted(repeats.cumsum(0), torch.arange(output_size), right=True).to(repeats.dtype)
-
-
 def embedding_bag(
     weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, scale_grad: bool = False, mode: int = 0, sparse: bool = False,
     factors: torch.Tensor | None = None, include_last_offset: bool = False, padding_idx: int = -1,
@@ -177,7 +170,6 @@ OWN: dict[Any, Any] = {
     **foreach.decompositions(),
     aten._int_mm.default: int_mm,
     aten.upsample_nearest2d_backward.default: upsample_nearest2d_backward,
-    aten.repeat_interleave.Tensor: repeat_interleave,
     **{getattr(aten.linspace, o): linspace for o in aten.linspace.overloads() if not o.endswith("out")},
     aten.addbmm.default: addbmm,
     aten.addmv.default: addmv,

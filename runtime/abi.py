@@ -11,6 +11,8 @@ INDEX_OUT_OF_RANGE = 1
 DIVISION_BY_ZERO = 2
 ASSERTION_FAILED = 3
 NO_PROBABILITY = 4
+NEGATIVE_REPEATS = 5
+OTHER_SIZE = 6
 
 ALIGNMENT = 64
 """Every arena buffer starts on a multiple of this many bytes."""
@@ -23,10 +25,18 @@ _EXCEPTIONS: dict[int, tuple[type[Exception], str]] = {
     DIVISION_BY_ZERO: (RuntimeError, "ZeroDivisionError"),
     ASSERTION_FAILED: (RuntimeError, "assertion failed in compiled graph"),
     NO_PROBABILITY: (RuntimeError, "Expected p_in >= 0 && p_in <= 1 to be true, but got false."),
+    NEGATIVE_REPEATS: (RuntimeError, "repeats can not be negative"),
+    OTHER_SIZE: (RuntimeError, "allocated size does not match required size"),
 }
 
 
-_CODES = {"IndexError": INDEX_OUT_OF_RANGE, "ZeroDivisionError": DIVISION_BY_ZERO, "ProbabilityError": NO_PROBABILITY}
+_CODES = {
+    "IndexError": INDEX_OUT_OF_RANGE,
+    "ZeroDivisionError": DIVISION_BY_ZERO,
+    "ProbabilityError": NO_PROBABILITY,
+    "RepeatError": NEGATIVE_REPEATS,
+    "SizeError": OTHER_SIZE,
+}
 
 
 def status_code(message: str) -> int:

@@ -1,11 +1,11 @@
-"""searchsorted and bucketize against eager mode."""
+"""searchsorted, bucketize and repeat_interleave against eager mode."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from mlirc.tests.frontend.compare import compare, left_to_aten
+from mlirc.tests.frontend.compare import OPTIONS, compare, left_to_aten
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -58,3 +58,25 @@ def test_sorter_out_of_range():
     f = torch.compile(lambda a, x, order: torch.searchsorted(a, x, sorter=order), backend="mlirc")
     with pytest.raises(Exception, match="out of range"):
         f(torch.randn(40), torch.randn(5), torch.full((40,), 40))
+
+
+def repeated(x, r, size):
+    return x.repeat_interleave(r, dim=0, output_size=size) + 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_repeats(dtype, dynamic):
+    f = torch.compile(repeated, backend="mlirc", options=OPTIONS, dynamic=dynamic)
+    for counts in ([1, 0, 6], [0, 0, 1, 2, 0], [4], [0, 3], [0, 0]):
+        x, r = torch.randn(len(counts), 5), torch.tensor(counts, dtype=dtype)
+        torch.testing.assert_close(f(x, r, sum(counts)), repeated(x, r, sum(counts)))
+
+
+@pytest.mark.parametrize("counts, size", [([1, 0, 6], 5), ([1, 0, 6], 9), ([1, -1, 6], 6), ([1, -1, 6], 7), ([3], 2), ([0], 1)])
+def test_wrong_repeats_raise_as_in_eager_mode(counts, size):
+    x, r = torch.randn(len(counts), 5), torch.tensor(counts)
+    with pytest.raises(RuntimeError) as expected:
+        repeated(x, r, size)
+    with pytest.raises(RuntimeError, match=str(expected.value)):
+        torch.compile(repeated, backend="mlirc", options=OPTIONS)(x, r, size)
