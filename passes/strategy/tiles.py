@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def possible(kernel: KernelFunction, r: Roles, pairs: int | None, lanes: int, target: Target) -> bool:
     """Whether a product can run on tiles. A tile register has one shape per function: k comes in whole tiles, or its end is copied."""
     d = kernel.domain
-    if pairs is None or r.row is None or r.lane is None or not target.has_amx_bf16 or lanes != 16 or len(d.siblings) > 1:
+    if pairs is None or r.row is None or r.lane is None or d.sizes[r.row] == 0 or not target.has_amx_bf16 or lanes != 16 or len(d.siblings) > 1:
         return False
     length = d.sizes[pairs]
     return isinstance(length, int) and (length % 32 == 0 or (len(r.reductions) == 1 and _padded(kernel, r)))

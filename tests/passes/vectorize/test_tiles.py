@@ -90,6 +90,10 @@ def test_tiles_are_configured_once_and_not_spilled() -> None:
     assert full.count("prefetch") == 11, "three register tiles share the 32 lines of a step"
 
 
+def test_no_rows_take_no_tiles() -> None:
+    assert not [f for f in _asm(LINEAR.replace("70x", "0x")) if "tiles" in f]
+
+
 @pytest.mark.parametrize(("rows", "height"), [(5, 5), (15, 15), (16, 16), (17, 16)])
 def test_few_rows_have_tiles_of_their_number(rows: int, height: int) -> None:
     functions = _asm(LINEAR.replace("70x", f"{rows}x"))
