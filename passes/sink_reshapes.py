@@ -72,13 +72,16 @@ def _groups(op: ir.Operation) -> list[list[int]] | None:
             continue
         if any(len({iterators[d] for d in g}) > 1 for g in merged):  # type: ignore[index]
             continue
-        if all(_fits(m, g) for m in maps for g in merged):  # type: ignore[arg-type]
+        if all(_fits(m, g) for m in st.maps(op) for g in merged):  # type: ignore[arg-type]
             return merged  # type: ignore[return-value]
     return None
 
 
-def _fits(dims: Sequence[int | None], group: Sequence[int]) -> bool:
+def _fits(m: ir.AffineMap, group: Sequence[int]) -> bool:
     """Whether a map uses the loops of a group next to each other and in order, or none of them."""
+    dims = st.map_dims(m)
+    if any(d is None and st.loops_in(e) & set(group) for d, e in zip(dims, m.results)):
+        return False
     at = [k for k, d in enumerate(dims) if d in group]
     if not at:
         return True

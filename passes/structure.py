@@ -121,6 +121,18 @@ def map_dims(m: ir.AffineMap) -> list[int | None]:
     return out
 
 
+def used_loops(m: ir.AffineMap) -> set[int]:
+    """Loops that occur in a map."""
+    return {d for e in m.results for d in loops_in(e)}
+
+
+def loops_in(e: ir.AffineExpr) -> set[int]:
+    """Loops that occur in a result of a map."""
+    if isinstance(e, ir.AffineDimExpr):
+        return {e.position}
+    return set() if isinstance(e, ir.AffineConstantExpr) else loops_in(e.lhs) | loops_in(e.rhs)
+
+
 def inputs(op: ir.Operation) -> list[ir.Value]:
     """The tensors that an op reads: inputs of a generic (without its init), the source of a view, ..."""
     if op.name == "linalg.generic":

@@ -305,11 +305,9 @@ def _lanes_first(kernel: KernelFunction, r: Roles, width: int, caches: Caches) -
 
 def outer_only(kernel: KernelFunction, r: Roles) -> bool:
     """Whether the panels are the same for all outer rows, so that either can be the outermost loop."""
-    from ..vectorize.roles import used_loops
-
     op = kernel.domain.anchor
     assert op is not None
-    classes = {kernel.domain.loops[op][d] for d in used_loops(st.maps(op)[1 if not r.swapped else 0])}
+    classes = {kernel.domain.loops[op][d] for d in st.used_loops(st.maps(op)[1 if not r.swapped else 0])}
     return r.lane is not None and not classes & set(r.outer)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...dialects.mlir import ir
 from .. import structure as st
 from .kernel import KernelFunction
 
@@ -25,7 +24,7 @@ def roles(kernel: KernelFunction) -> Roles:
     op = kernel.domain.anchor
     assert op is not None
     classes = kernel.domain.loops[op]
-    a, b = [used_loops(m) for m in st.maps(op)[:2]]
+    a, b = [st.used_loops(m) for m in st.maps(op)[:2]]
     order = [d for d in st.map_dims(st.maps(op)[2]) if d is not None and classes[d] is not None]
     lane = order[-1] if order else None
     swapped = lane is not None and lane in a and lane not in b
@@ -56,19 +55,3 @@ def _stored_along(kernel: KernelFunction, c: int | None) -> bool:
 def _larger(kernel: KernelFunction, a: int | None, b: int | None) -> bool:
     x, y = kernel.domain.sizes[a], kernel.domain.sizes[b]  # type: ignore[index]
     return isinstance(x, int) and isinstance(y, int) and x > 2 * y
-
-
-def used_loops(m: ir.AffineMap) -> set[int]:
-    """Loops that occur in a map."""
-    out: set[int] = set()
-
-    def visit(e: ir.AffineExpr) -> None:
-        if isinstance(e, ir.AffineDimExpr):
-            out.add(e.position)
-        elif not isinstance(e, ir.AffineConstantExpr):
-            visit(e.lhs)
-            visit(e.rhs)
-
-    for e in m.results:
-        visit(e)
-    return out

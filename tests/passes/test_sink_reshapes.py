@@ -82,3 +82,17 @@ def test_dynamic_sizes():
         "CHECK: linalg.generic\nCHECK-SAME: ins(%arg1 : tensor<?x8xf32>) outs({{.*}} : tensor<?x8xf32>)\nCHECK-NOT: tensor.expand_shape\nCHECK: return",
         clean=True,
     )
+
+
+def test_loops_that_are_added_up_are_not_merged():
+    """The second operand is read at (2 i, k): its first dim is no dim of the merged loops."""
+    body = EXPAND + generic("%a", [("%e", DEEP), ("%y", "tensor<5x8xf32>")], DEEP, ["i, j, k", "i * 2, k", "i, j, k"], "arith.addf")
+    check(
+        function([("%x", FLAT), ("%y", "tensor<5x8xf32>")], body, [("%a", DEEP)]),
+        sink_reshapes,
+        """
+        CHECK: affine_map<(d0, d1, d2) -> (d0 * 2, d2)>
+        CHECK: %[[E:.*]] = tensor.expand_shape
+        CHECK: ins(%[[E]], %arg1 : tensor<3x4x8xf32>, tensor<5x8xf32>)
+        """,
+    )
