@@ -13,11 +13,13 @@ from ..dialects.mlir import PassManager, ir
 from . import structure as st
 from .bucket_updates import bucket_updates
 from .constants import lay_out_constants
+from .fill_tiles import fill_tiles
 from .fold_transposes import fold_transposes
 from .fuse import fuse
 from .insert_slices import insert_slices
 from .layouts import Layouts
 from .materialize import materialize
+from .merge_positions import merge_positions
 from .narrow_indices import narrow_indices
 from .outline import Kernel, outline
 from .overwrite import overwrite
@@ -85,6 +87,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "linalg": lambda graph: None,
     "canonicalize": Graph.clean,
     "insert-slices": _insert_slices,
+    "merge-positions": lambda graph: merge_positions(graph.function, graph.target.has_amx_bf16),
     "fold-transposes": _cleaned(fold_transposes),
     "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),
     "raise-collapses": _cleaned(raise_collapses, fold_transposes),
@@ -95,6 +98,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "narrow-indices": _cleaned(narrow_indices),
     "bucket-updates": lambda graph: bucket_updates(graph.function, graph.target),
     "materialize": lambda graph: materialize(graph.function, graph.writes),
+    "fill-tiles": lambda graph: fill_tiles(graph.function, pack_shape(graph.target)),
     "pack": lambda graph: pack(graph.function, pack_shape(graph.target)),
     "constants": lambda graph: lay_out_constants(graph.function),
     "siblings": lambda graph: mark_siblings(graph.function, graph.target),

@@ -136,7 +136,7 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
         return f"rows={s.rows} is impossible for this kernel; valid: 16, or 32 (tile registers have 16 rows)"
     if s.depth is not None and (problem := _impossible_depth(kernel, model, s)):
         return f"depth={s.depth} is impossible for this kernel: {problem}"
-    if s.looped_epilogue and (s.dot is not None or s.tiles):
+    if s.looped_epilogue and (s.dot is not None or s.tiles and not s.turned):
         return "looped_epilogue=true is impossible for this kernel; valid: false (its sums are in memory already)"
     for name in ("fetch_ahead", "rows_once"):
         if getattr(s, name) and not s.tiles:

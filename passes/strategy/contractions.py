@@ -114,10 +114,10 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     rows = max(rows, 1)
     if dot is None and not on_tiles:
         row_tiles, depth, group = _depth(kernel, r, rows, columns * n, target.caches, why)
-    turned = dot is None and not on_tiles and contiguous_rows(kernel, r)
+    turned = dot is None and contiguous_rows(kernel, r)
     if turned:
         why["turned"] = "results are contiguous along the rows: vectors of these are stored, instead of single elements"
-        if depth is None:
+        if depth is None and not on_tiles:
             row_tiles, why["row_tiles"] = _turned_row_tiles(d.sizes[r.row], rows, n)  # type: ignore[index]
     ops = _epilogue_ops(kernel)
     looped = rows * columns > 4 and dot is None and ops > LONG_EPILOGUE

@@ -36,12 +36,12 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
             build = vectorize_contraction
             if len(kernel.domain.siblings) > 1:
                 build = vectorize_siblings
+            elif strategy.turned:
+                build = vectorize_turned
             elif strategy.tiles:
                 build = vectorize_tiles
             elif strategy.dot is not None:
                 build = vectorize_dot
-            elif strategy.turned:
-                build = vectorize_turned
             elif strategy.depth is not None:
                 build = vectorize_deep
             return build(kernel, strategy, symbol)

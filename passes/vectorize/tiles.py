@@ -46,7 +46,7 @@ LINE = 32
 
 def vectorize_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
     """Build the module of a bf16 contraction whose second operand is packed in pairs."""
-    emitter = _Tiles(kernel, strategy)
+    emitter = Tiles(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
@@ -87,16 +87,21 @@ class Span:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows from `begin` to `end`, a vector of lanes with its mask, and how many tiles it takes."""
+    """Rows from `begin` to `end`, vectors of lanes with their masks, and how many tiles they take."""
 
     begin: Number
     end: Number
-    lanes: Index
+    lanes: list[Index]
+    masks: Sequence[ir.Value | None]
     columns: int
-    mask: ir.Value | None
+
+    @property
+    def first(self) -> Number:
+        """Of the lanes."""
+        return self.lanes[0].base
 
 
-class _Tiles(Contraction):
+class Tiles(Contraction):
     """As `Contraction`, in functions that have tiles of one height each."""
 
     height = SIDE
@@ -139,7 +144,7 @@ class _Tiles(Contraction):
             f.operation.attributes["llvm.linkage"] = ir.Attribute.parse("#llvm.linkage<internal>")
             f.operation.attributes["no_inline"] = ir.UnitAttr.get()
             with ir.InsertionPoint(f.add_entry_block()):
-                inner = _Tiles(self.k, self.s)
+                inner = type(self)(self.k, self.s)
                 inner.height = height
                 first, last, context = f.arguments
                 inner._bind(*entry.unpack(context, self.k.kinds))
@@ -225,8 +230,8 @@ class _Tiles(Contraction):
         assert first is not None and self.s.pairs is not None
         pairs, step = self.whole, self.whole if self.s.depth is None else self.s.depth // 2
         lo, hi = self._present_rows(row_block)
-        mask = masks[0] if masks else None
-        block = Block(lo, hi, Index(first, 1), -(-self.left // SIDE), mask)
+        lanes = [Index(m.add(first, j), 1) for j in range(0, self.left, e.lanes)]
+        block = Block(lo, hi, lanes, masks or [None] * len(lanes), -(-self.left // SIDE))
         parts = -(-pairs // step) if pairs else 1
         self._products_of(block, Span(0, min(step, pairs), True, parts == 1))
 
@@ -333,7 +338,7 @@ class _Tiles(Contraction):
         out = []
         for row in rows:
             # A lane stride of one along the rows makes the step from row to row come out as the lane stride.
-            place, at = self._operand_at(1 if self.r.swapped else 0, Index(row, 1), Index(block.lanes.base))
+            place, at = self._operand_at(1 if self.r.swapped else 0, Index(row, 1), Index(block.first))
             kind, where, stride = tile(self.height, DEPTH, "bf16"), m.value(at.base), m.value(at.stride)
             if self.s.rows_once:
                 out.append(load_once(kind, place, where, stride))
@@ -350,7 +355,7 @@ class _Tiles(Contraction):
         m = self.e.math
         b_tiles = []
         for j in range(block.columns):
-            place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(m.add(block.lanes.base, j * SIDE)))
+            place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(m.add(block.first, j * SIDE)))
             kind = tile(PAIRS, 2 * SIDE, "bf16")
             b_tiles.append(x86.amx_tile_load(kind, place.buffer, [m.value(at.base)], stride=m.value(place.strides[-3])))
         return [x86.amx_tile_mulf(a, b, acc[i * block.columns + j]) for i, a in enumerate(a_tiles) for j, b in enumerate(b_tiles)]
@@ -369,7 +374,7 @@ class _Tiles(Contraction):
         It is the block after the next one, which lies behind that and this one: the next one, and into the first level, came too late.
         """
         m, lines = self.e.math, -(-PAIRS * 2 * self.width // LINE // self.s.row_tiles)
-        panel, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(block.lanes.base))
+        panel, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(block.first))
         behind = m.mul(m.sub(m.mul(span.end, 2), m.add(span.begin, pair)), panel.strides[-3])
         steps = m.add(m.mul(m.floordiv(place, 2 * SIDE), m.floordiv(m.sub(span.end, span.begin), PAIRS)), m.floordiv(m.sub(pair, span.begin), PAIRS))
         start = m.add(m.add(at.base, behind), m.mul(steps, lines * LINE))
@@ -380,5 +385,5 @@ class _Tiles(Contraction):
         """Store what becomes of the sums of rows from `row` on, which are in the scratch from row `place` on."""
         m = self.e.math
         m.enter()
-        self._store_from_scratch(row, count, [block.lanes], [block.mask], m.mul(place, self.width))
+        self._store_from_scratch(row, count, block.lanes, block.masks, m.mul(place, self.width))
         m.leave()

@@ -23,11 +23,13 @@ from .kernel import KernelFunction
 from .lanes import Index, Number
 from .memory import Tile, transposed
 from .nest import Values, constant_mask, lane_loop, loop
+from .tiles import Tiles
 
 
 def vectorize_turned(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
     """Build the module of a contraction whose strategy is `turned`."""
-    emitter = (_Turned if strategy.depth is None else _TurnedDeep)(kernel, strategy)
+    kind = _TurnedTiles if strategy.tiles else _Turned if strategy.depth is None else _TurnedDeep
+    emitter = kind(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
@@ -129,3 +131,11 @@ class _Turned(_Blocks):
 
 class _TurnedDeep(_Blocks, Deep):
     """The scratch has them anyway."""
+
+
+class _TurnedTiles(_Blocks, Tiles):
+    """So it has those of AMX tiles."""
+
+    def _vector(self) -> int:
+        """The epilogue has vectors of rows, as many as sums fit in a register."""
+        return self.s.lanes

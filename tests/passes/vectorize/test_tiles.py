@@ -90,6 +90,12 @@ def test_tiles_are_configured_once_and_not_spilled() -> None:
     assert full.count("prefetch") == 11, "three register tiles share the 32 lines of a step"
 
 
+def test_results_that_are_contiguous_along_the_rows_are_stored_in_vectors_of_them() -> None:
+    functions = _asm(LINEAR.replace('[["80", "1"]]', '[["1", "70"]]'))
+    assert "turned=True" in functions["strategy"]
+    assert "scatter" not in functions["k_tiles16"] and functions["k_tiles16"].count("ldtilecfg") == 1
+
+
 def test_no_rows_take_no_tiles() -> None:
     assert not [f for f in _asm(LINEAR.replace("70x", "0x")) if "tiles" in f]
 
@@ -159,6 +165,10 @@ MODELS = [
     (torch.nn.Linear(13, 40), (50, 13)),
     (torch.nn.Linear(512, 400), (130, 512)),  # rows that are copied
     (torch.nn.Conv2d(32, 40, 3, stride=2, padding=1), (2, 32, 9, 11)),
+    (torch.nn.Conv2d(3, 40, 5, stride=2, padding=2), (2, 3, 4, 37)),  # taps merged; results contiguous along the rows
+    (torch.nn.Conv2d(40, 33, 3, padding=(0, 1)), (1, 40, 3, 19)),  # channels padded
+    (torch.nn.Conv2d(36, 40, 1), (2, 36, 5, 7)),  # positions merged
+    (torch.nn.Conv2d(32, 24, 3, padding=1), (2, 32, 3, 7)),  # of several taps
 ]
 
 

@@ -196,7 +196,7 @@ def test_what_is_stored_along_the_columns_stays_so() -> None:
     others = [linear(64, 64, 64), linear(64, 64, 64).replace('[["64", "1"]]', '[["8192", "128"]]'), depthwise(28, 3, 1)]
     assert not any(strategy(text).turned for text in others)  # type: ignore[union-attr]
     pairs = LINEAR.replace('["80", "1"]', '["1", "70"]')
-    assert strategy(pairs, "znver4").turned and not strategy(pairs, "sapphirerapids").turned  # type: ignore[union-attr]
+    assert strategy(pairs, "znver4").turned and strategy(pairs, "sapphirerapids").turned  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("rows, tiles", [(32, 4), (56, 4), (64, 4), (112, 8), (12, 4)])

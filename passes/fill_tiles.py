@@ -1,0 +1,180 @@
+"""Give bf16 convolutions reductions that fill AMX tiles, whose rows have 32 elements of k.
+
+    convolution %x[n, h + kh, w + kw, c], %w[o, c, kh, kw]                         c < 32 * j
+
+ few channels: what a row of taps sees lies together in a channels-last image
+
+    %r = collapse_shape %x : [n, h, (w c)]
+    %p = pad (generic: %r[n, h, C w + t]) : [n, h, w, 32 * i]              t < KW * C
+ -> %v = pad (generic: [o, kh, (kw c)] from %w) : [o, kh, 32 * i]
+    convolution %p[n, h + kh, w, t], %v[o, kh, t]
+
+ else channels of zeros
+
+    %p = pad %x : [n, h, w, 32 * j];   %v = pad %w : [o, 32 * j, kh, kw]
+ -> convolution %p[n, h + kh, w + kw, c], %v[o, c, kh, kw]
+
+A product of one long reduction needs neither: the register kernel copies its rows (`vectorize.tiles`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..dialects import builders
+from ..dialects.mlir import ir
+from ..dialects.sizes import Extent, normal
+from . import structure as st
+from .layouts import Layouts, row_major
+from .pack import PackShape
+from .vectorize.access import affine_form
+
+PASS_NAME = "mlirc-fill-tiles"
+SIDE = 16
+"""Columns of a tile."""
+BYTES_PER_CYCLE = 10
+"""That a copy of the image makes, while a row of a tile is multiplied in one."""
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A convolution: the loops over the taps of a line and over channels."""
+
+    tap: int
+    channel: int
+    taps: int
+    channels: int
+    others: int
+    """Taps of the other dims."""
+    columns: int
+    """Output channels."""
+    step: int
+    """From position to position of a line."""
+    dilation: int
+
+
+def fill_tiles(function: ir.Operation, shape: PackShape) -> None:
+    """Rewrite the convolutions of a function whose layouts are known; for targets that take bf16 in blocks (`shape.depth`) of more than a pair."""
+    if not shape.pairs or shape.depth <= 2:
+        return
+    layouts = Layouts(function)
+    for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
+        if st.kind(op) == "convolution" and (window := _window(op, layouts)) is not None and window.channels % shape.depth:
+            with ir.InsertionPoint(op), op.location:
+                if _together(op, window, shape.depth, layouts):
+                    _merge_taps(op, window, shape.depth, layouts)
+                else:
+                    _pad_channels(op, window, shape.depth, layouts)
+
+
+def _window(op: ir.Operation, layouts: Layouts) -> _Window | None:
+    """Of bf16 with channels-last results, several taps and no groups."""
+    image, weight, out = st.maps(op)
+    iterators = st.iterators(op)
+    loops = [{d: 1} for d in range(len(iterators))]
+    if any(not isinstance(builders.element_type(v), ir.BF16Type) for v in st.inputs(op)) or len(image.results) < 3:
+        return None
+    extents = layouts.shapes.of(op.operands[1])
+    sizes = dict(zip(st.map_dims(weight), extents))
+    reductions = [d for d in sizes if d is not None and iterators[d] == "reduction"]
+    columns = [d for d in sizes if d is not None and iterators[d] == "parallel"]
+    channel, across = st.map_dims(image)[-1], affine_form(image.results[-2], loops) or {}  # type: ignore[arg-type]
+    taps = [d for d in across if d in reductions]
+    steps = [step for d, step in across.items() if iterators[d] == "parallel"]
+    read = [d for e in image.results for d in st.loops_in(e)]
+    if len(taps) != 1 or len(steps) != 1 or channel not in reductions or len(columns) != 1 or st.map_dims(out)[-1] != columns[0]:
+        return None
+    if None in sizes or read.count(taps[0]) != 1 or read.count(channel) != 1 or not all(isinstance(n, int) for n in extents):
+        return None
+    others = 1
+    for d in reductions:
+        others *= sizes[d] if d not in (taps[0], channel) else 1  # type: ignore[operator]
+    found = _Window(taps[0], channel, sizes[taps[0]], sizes[channel], others, sizes[columns[0]], steps[0], across[taps[0]])  # type: ignore[arg-type]
+    return found if found.taps * others > 1 and found.columns >= SIDE else None
+
+
+def _together(op: ir.Operation, w: _Window, depth: int, layouts: Layouts) -> bool:
+    """Whether taps and channels are better off in one loop; the image has to lie together for that."""
+    *_, row, last = layouts.of(op.operands[0]).strides
+    if w.dilation != 1 or last != 1 or normal(row - w.channels) != 0:  # type: ignore[operator]
+        return False
+
+    def cycles(blocks: int, copied: int) -> float:
+        return blocks * w.others * -(-w.columns // SIDE) + 2 * depth * copied / BYTES_PER_CYCLE
+
+    merged, padded = -(-w.taps * w.channels // depth), -(-w.channels // depth)
+    return cycles(merged, merged) < cycles(w.taps * padded, padded)
+
+
+def _pad_channels(op: ir.Operation, w: _Window, depth: int, layouts: Layouts) -> None:
+    for side in (0, 1):
+        at = st.map_dims(st.maps(op)[side]).index(w.channel)
+        op.operands[side] = _padded(op.operands[side], at, -w.channels % depth, layouts)
+
+
+def _merge_taps(op: ir.Operation, w: _Window, depth: int, layouts: Layouts) -> None:
+    image, weight, out = st.maps(op)
+    loops = [d for d in range(len(st.iterators(op))) if d != w.tap]
+    merged = ir.AffineDimExpr.get(loops.index(w.channel))
+    new = [ir.AffineConstantExpr.get(0) if d == w.tap else ir.AffineDimExpr.get(loops.index(d)) for d in range(len(loops) + 1)]
+    without = ir.AffineMap.get(len(loops), 0, new)
+    (position,) = st.loops_in(image.results[-2]) - {w.tap}
+    width = layouts.shapes.of(op.results[0])[st.map_dims(out).index(position)]
+    op.operands[0] = _rows_of_taps(op.operands[0], w, width, depth, layouts)
+    dims = st.map_dims(weight)
+    order = [d for d in range(len(dims)) if dims[d] not in (w.tap, w.channel)] + [dims.index(w.tap), dims.index(w.channel)]
+    value = _joined(_ordered(op.operands[1], order, layouts), layouts)
+    op.operands[1] = _padded(value, len(order) - 2, -w.taps * w.channels % depth, layouts)
+    maps = [
+        [*(e.compose(without) for e in image.results[:-2]), new[position], merged],
+        [*(weight.results[d].compose(without) for d in order[:-2]), merged],
+        [e.compose(without) for e in out.results],
+    ]
+    op.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(ir.AffineMap.get(len(loops), 0, m)) for m in maps])
+    op.attributes["iterator_types"] = ir.ArrayAttr.get([op.attributes["iterator_types"][d] for d in loops])
+
+
+def _rows_of_taps(image: ir.Value, w: _Window, width: Extent, depth: int, layouts: Layouts) -> ir.Value:
+    """[..., W, C] -> [..., width, KW * C]: at each output position what the taps of its row see, filled up with zeros."""
+    rows = _joined(image, layouts)
+    rank = len(st.shape(image))
+    sizes = [*layouts.values(image)[:-2], _size(width, layouts), w.taps * w.channels]
+    init = builders.empty(sizes, builders.element_type(image))
+    dims = [ir.AffineDimExpr.get(d) for d in range(rank)]
+    place = ir.AffineExpr.get_add(ir.AffineExpr.get_mul(dims[-2], ir.AffineConstantExpr.get(w.step * w.channels)), dims[-1])
+    maps = [ir.AffineMap.get(rank, 0, [*dims[:-2], place]), builders.identity(rank)]
+    (copy,) = builders.generic([rows], [init], maps, "p" * rank, lambda x, _: [x])
+    return _padded(copy, rank - 1, -w.taps * w.channels % depth, layouts)
+
+
+def _joined(value: ir.Value, layouts: Layouts) -> ir.Value:
+    """The value with its last two dims as one."""
+    sizes, extents = layouts.values(value), layouts.shapes.of(value)
+    rank = len(sizes)
+    last = _size(normal(extents[-2] * extents[-1]), layouts)  # type: ignore[operator]
+    return builders.collapse(value, [*([d] for d in range(rank - 2)), [rank - 2, rank - 1]], [*sizes[:-2], last])
+
+
+def _ordered(value: ir.Value, order: list[int], layouts: Layouts) -> ir.Value:
+    """A copy with the dims in another order; itself where it has that."""
+    rank = len(order)
+    strides, sizes = layouts.of(value).strides, layouts.values(value)
+    if [strides[d] for d in order[-2:]] == list(row_major([sizes[d] for d in order])[-2:]) and order == list(range(rank)):  # type: ignore[arg-type]
+        return value
+    init = builders.empty([sizes[d] for d in order], builders.element_type(value))
+    source = builders.projection(rank, [order.index(d) for d in range(rank)])
+    (copy,) = builders.generic([value], [init], [source, builders.identity(rank)], "p" * rank, lambda x, _: [x])
+    return copy
+
+
+def _padded(value: ir.Value, at: int, amount: int, layouts: Layouts) -> ir.Value:
+    """The value with zeros behind dim `at`."""
+    if not amount:
+        return value
+    sizes = layouts.values(value)
+    sizes[at] += amount  # type: ignore[operator]
+    return builders.pad(value, [0] * len(sizes), [amount if d == at else 0 for d in range(len(sizes))], sizes)
+
+
+def _size(n: Extent, layouts: Layouts) -> builders.Size:
+    return n if isinstance(n, int) else layouts.sizes.value(n)

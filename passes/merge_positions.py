@@ -1,0 +1,144 @@
+"""Make convolutions products whose rows are all positions of an image, where its lines would not fill AMX tiles.
+
+ a kernel of one element
+
+    convolution %x[n, h + kh, w + kw, c], %w[kh, kw, c, o]        %r = collapse_shape %x : [n, (h w), c];  %v = collapse_shape %w : [c, o]
+                                                        ->        %y = contraction %r[n, p, c], %v[c, o]
+                                                                  expand_shape %y : [n, h, w, o]
+ narrow images, if the weight is packed once
+
+    convolution %x[n, h + kh, w + kw, c], %w[kh, kw, c, o]        %t = generic: [n, h, w, kh, kw, c] from %x, what each position sees
+                                                        ->        %r = collapse_shape %t : [(n h w), (kh kw c)];  %v = ... %w : [(kh kw c), o]
+                                                                  %y = contraction %r[p, k], %v[k, o];  expand_shape %y : [n, h, w, o]
+
+Seven positions of a line take as long as the sixteen rows of a tile. Vectors of f32 have register tiles of any height, and are
+better off with lines, all of whose channels they compute before the next one.
+"""
+
+from __future__ import annotations
+
+from ..dialects import builders
+from ..dialects.mlir import ir, linalg
+from ..dialects.sizes import normal
+from . import structure as st
+from .layouts import Layouts
+from .pack import weights_of
+from .vectorize.access import affine_form
+
+PASS_NAME = "mlirc-merge-positions"
+
+
+NARROW = 8
+"""Positions in a line of which two fill a tile: 3x3 of [512, 7, 7] takes 270 us instead of 441, of [256, 14, 14] as long either way."""
+
+
+def merge_positions(function: ir.Operation, tiles: bool) -> None:
+    """Rewrite the convolutions of bf16 of a function, for targets that have `tiles`."""
+    if not tiles:
+        return
+    weights = weights_of(function)
+    for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
+        if st.kind(op) != "convolution" or any(not isinstance(builders.element_type(v), ir.BF16Type) for v in st.inputs(op)):
+            continue
+        layouts = Layouts(function)
+        layouts.sizes.forget()
+        with ir.InsertionPoint(op), op.location:
+            if _is_pointwise(op):
+                _merge(op, op.operands[0], 1, layouts)
+            elif _is_narrow(op, weights):
+                _merge(op, _gathered(op, layouts), 0, layouts)
+
+
+def _is_pointwise(op: ir.Operation) -> bool:
+    """Whether it reads [n, *positions, c] at the positions of its result, with a kernel of one element."""
+    image, weight, out = st.maps(op)
+    taps = {d for d, n in zip(st.map_dims(weight), st.shape(op.operands[1])) if n == 1}
+    read = [affine_form(e, [{} if d in taps else {d: 1} for d in range(image.n_dims)]) for e in image.results]
+    stored, used = st.map_dims(out), st.map_dims(weight)
+    channels = list(read[-1] or ())
+    rest = [d for d in used if d not in taps]
+    ordinary = len(stored) >= 4 and len(channels) == 1 and sorted(rest) == sorted([stored[-1], *channels])  # type: ignore[type-var, list-item]
+    return ordinary and read[:-1] == [{d: 1} for d in stored[:-1]]
+
+
+def _is_narrow(op: ir.Operation, weights: set[ir.Value]) -> bool:
+    """Whether the lines of its channels-last result are narrow, and the weight, without groups, is one that is kept."""
+    image, weight, out = st.maps(op)
+    stored, used, iterators = st.map_dims(out), st.map_dims(weight), st.iterators(op)
+    root = op.operands[1]
+    while (view := st.owner(root)) is not None and st.kind(view) == "view":
+        root = view.operands[0]
+    width, sizes = st.shape(op.results[0])[-2], st.shape(op.operands[1])
+    if root not in weights or None in used or not all(isinstance(n, int) for n in (width, *sizes)) or width > NARROW:  # type: ignore[operator]
+        return False
+    reductions = [d for d, kind in enumerate(iterators) if kind == "reduction"]
+    return (
+        set(used) == {*reductions, stored[-1]} and len(image.results) == len(stored) >= 4 and st.map_dims(image)[-1] in reductions
+        and st.map_dims(image)[0] == stored[0]
+    )  # fmt: skip
+
+
+def _gathered(op: ir.Operation, layouts: Layouts) -> ir.Value:
+    """What each position sees: [n, *positions, *reductions in the order of the image's dims]."""
+    image, weight, out = st.maps(op)
+    loops = [*st.map_dims(out)[:-1], *_taps(op)]
+    sizes = dict(zip(st.map_dims(weight), st.shape(op.operands[1])))
+    new = [ir.AffineConstantExpr.get(0)] * image.n_dims
+    for i, d in enumerate(loops):
+        new[d] = ir.AffineDimExpr.get(i)  # type: ignore[index]
+    source = [e.compose(ir.AffineMap.get(len(loops), 0, new)) for e in image.results]
+    shape = [*layouts.values(op.results[0])[:-1], *(sizes[d] for d in _taps(op))]
+    init = builders.empty(shape, builders.element_type(op.operands[0]))
+    maps = [ir.AffineMap.get(len(loops), 0, source), builders.identity(len(loops))]
+    (copy,) = builders.generic([op.operands[0]], [init], maps, "p" * len(loops), lambda x, _: [x])
+    return copy
+
+
+def _taps(op: ir.Operation) -> list[int]:
+    """The reductions, channels last."""
+    channel = st.map_dims(st.maps(op)[0])[-1]
+    return sorted((d for d, kind in enumerate(st.iterators(op)) if kind == "reduction"), key=lambda d: (d == channel, d))
+
+
+def _merge(op: ir.Operation, rows: ir.Value, outer: int, layouts: Layouts) -> None:
+    """Replace it by the product of [outer, positions, k], of which the positions and what is summed are several dims each."""
+    _, weight, out = st.maps(op)
+    dims, rank = st.map_dims(weight), len(out.results)
+    lead = [[d] for d in range(outer)]
+    positions = [*lead, list(range(outer, rank - 1))]
+    k = list(range(rank - 1, len(st.shape(rows))))
+    rows, y = _collapsed(rows, [*positions, k], layouts), _collapsed(op.operands[2], [*positions, [rank - 1]], layouts)
+    # The weight's memory is [o, c, *taps], or what a view makes of it: its dims in the order of the rows'.
+    order = [dims.index(d) for d in _taps(op)] + [dims.index(st.map_dims(out)[-1])]
+    size = st.shape(op.operands[1])
+    flat = op.operands[1]
+    if order != list(range(len(order))):
+        flat = builders.transpose(flat, order, [size[d] for d in order])
+    flat = _collapsed(flat, [list(range(len(order) - 1)), [len(order) - 1]], layouts)
+    loops = "npoc"[1 - outer :]
+    maps = [builders.projection(len(loops), [loops.index(x) for x in m if x in loops]) for m in ("npc", "co", "npo")]
+    kinds = ["parallel"] * (len(loops) - 1) + ["reduction"]
+    new = linalg.GenericOp(
+        [y.type], [rows, flat], [y], ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
+        ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{kind}>") for kind in kinds]),
+    )  # fmt: skip
+    new.operation.attributes["mlirc.kind"] = ir.StringAttr.get("contraction")
+    op.regions[0].blocks[0].append_to(new.regions[0])
+    result = builders.expand(new.results[0], [*positions, [rank - 1]], layouts.values(op.results[0]))
+    op.results[0].replace_all_uses_with(result)
+    op.erase()
+
+
+def _collapsed(value: ir.Value, groups: list[list[int]], layouts: Layouts) -> ir.Value:
+    """With these dims merged; of a filled tensor, another one that is filled."""
+    sizes, extents = layouts.values(value), layouts.shapes.of(value)
+    merged: list[builders.Size] = []
+    for g in groups:
+        n = extents[g[0]]
+        for d in g[1:]:
+            n = normal(n * extents[d])  # type: ignore[operator]
+        merged.append(sizes[g[0]] if len(g) == 1 else n if isinstance(n, int) else layouts.sizes.value(n))
+    maker = st.owner(value)
+    if maker is not None and maker.name == "linalg.fill":
+        return linalg.fill(maker.operands[0], outs=[builders.empty(merged, builders.element_type(value))])
+    return builders.collapse(value, groups, merged)

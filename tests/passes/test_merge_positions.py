@@ -1,0 +1,61 @@
+"""Convolutions of bf16 become products with all positions of an image as rows, for targets with tiles."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlirc.passes.merge_positions import merge_positions
+from mlirc.tests.passes.graph_text import check, function, generic
+from mlirc.tests.passes.test_fill_tiles import convolution
+
+PRODUCT = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\n%m = arith.mulf %u, %v : f32\n%o = arith.addf %a2, %m : f32"
+
+
+def run(f):
+    merge_positions(f, tiles=True)
+
+
+def test_a_kernel_of_one_element():
+    check(convolution(24, 1), run, """
+        CHECK: %[[X:.*]] = tensor.collapse_shape %arg0 {{\\[\\[}}0], [1, 2], [3]] : tensor<1x20x20x24xbf16> into tensor<1x400x24xbf16>
+        CHECK: %[[W:.*]] = tensor.collapse_shape %arg1 {{.*}} into tensor<24x64xbf16>
+        CHECK: %[[Y:.*]] = linalg.generic {{.*}}["parallel", "parallel", "parallel", "reduction"]{{.*}}ins(%[[X]], %[[W]] {{.*}}mlirc.kind = "contraction"
+        CHECK: tensor.expand_shape %[[Y]] {{.*}} : tensor<1x400x64xf32> into tensor<1x20x20x64xf32>
+    """, clean=True)  # fmt: skip
+
+
+def test_narrow_images():
+    """Of 20 positions, three apart, every line has seven."""
+    check(convolution(24, 2, stride=3), run, """
+        CHECK-DAG: #[[SEES:.*]] = affine_map<(d0, d1, d2, d3, d4, d5) -> (d0, d1 * 3 + d3, d2 * 3 + d4, d5)>
+        CHECK: %[[TAPS:.*]] = linalg.generic {indexing_maps = [#[[SEES]], {{.*}}ins(%arg0 : {{.*}}outs(%{{.*}} : tensor<1x7x7x2x2x24xbf16>)
+        CHECK: %[[X:.*]] = tensor.collapse_shape %[[TAPS]] {{\\[\\[}}0, 1, 2], [3, 4, 5]] : {{.*}} into tensor<49x96xbf16>
+        CHECK: %[[W:.*]] = tensor.collapse_shape %arg1 {{\\[\\[}}0, 1, 2], [3]] : {{.*}} into tensor<96x64xbf16>
+        CHECK: linalg.generic {{.*}}ins(%[[X]], %[[W]] {{.*}}mlirc.kind = "contraction"
+        CHECK: tensor.expand_shape {{.*}} : tensor<49x64xf32> into tensor<1x7x7x64xf32>
+    """, clean=True)  # fmt: skip
+
+
+def without_weights(text: str) -> str:
+    """The function, of which no argument stays the same from call to call."""
+    return text.replace("xf32>) {", "xf32>) attributes {mlirc.weights = array<i64>} {", 1)
+
+
+DEPTHWISE = function(
+    [("%x", "tensor<1x9x9x64xbf16>"), ("%w", "tensor<3x3x64xbf16>")],
+    generic(
+        "%y", [("%x", "tensor<1x9x9x64xbf16>"), ("%w", "tensor<3x3x64xbf16>")], "tensor<1x7x7x64xf32>", ["n, h + i, w + j, o", "i, j, o", "n, h, w, o"],
+        PRODUCT, "pppprr", ["n", "h", "w", "o", "i", "j"], "0.0", "convolution",
+    ),
+    [("%y", "tensor<1x7x7x64xf32>")],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [convolution(24, 3), convolution(24, 1, stride=2), convolution(24, 1, kind="f32"), without_weights(convolution(24, 2, stride=3)), DEPTHWISE],
+    ids=["wide", "strided", "f32", "no weight", "depthwise"],
+)
+def test_others_stay_as_they_are(text):
+    check(text, run, "CHECK-NOT: collapse_shape\nCHECK: mlirc.kind = \"convolution\"")
+    check(convolution(24, 1), lambda f: merge_positions(f, tiles=False), "CHECK-NOT: collapse_shape")
