@@ -142,10 +142,13 @@ def _gathered(op: ir.Operation, rank: int) -> list[int]:
 
 
 def follow_padded(op: ir.Operation, function: ir.Operation) -> None:
-    """Pad the source of a transposed operand, and transpose the result. Convolutions choose themselves how their operands lie."""
+    """Pad the source of a transposed operand, and transpose the result.
+
+    Convolutions choose themselves how their operands lie; those that want planes get them from the pass that packs.
+    """
     below = st.owner(op.operands[0])
     users = [st.operation(u.owner) for u in op.results[0].uses]
-    if below is None or below.name != "linalg.transpose" or not all(st.kind(u) in ("concat", "elementwise", "reduction") for u in users):
+    if below is None or below.name != "linalg.transpose" or not all(st.kind(u) in ("concat", "elementwise", "reduction") or _wants_planes(u) for u in users):
         return
     value = st.operation(op.regions[0].blocks[0].operations[0])
     if value.name != "tensor.yield":  # something that is computed
@@ -159,6 +162,17 @@ def follow_padded(op: ir.Operation, function: ir.Operation) -> None:
         result = builders.transpose(builders.pad(below.operands[0], low, high, shape, value.operands[0]), order, sizes)
     op.results[0].replace_all_uses_with(result)
     op.erase()
+
+
+def _wants_planes(op: ir.Operation) -> bool:
+    """Whether it is a convolution, perhaps behind a view, that has its innermost loop along the lines of the image."""
+    if op.name == "tensor.expand_shape":
+        return all(_wants_planes(st.operation(u.owner)) for u in op.results[0].uses)
+    if st.kind(op) != "convolution":
+        return False
+    image, _, out = st.maps(op)
+    lane = st.map_dims(out)[-1]
+    return any(lane in st.loops_in(e) for d, e in zip(st.map_dims(image), image.results) if d is None)
 
 
 def _known(value: ir.Value, layouts: Layouts) -> list[builders.Size]:

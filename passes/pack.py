@@ -73,6 +73,8 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
     used = [lane in _plain(maps[i]) for i in (0, 1)]
     if all(used) and st.kind(op) == "convolution":
         _lanes_last(op, lane, layouts)
+    if st.kind(op) == "convolution" and not any(used):
+        _positions_last(op, lane, layouts)
     if used[0] == used[1]:
         return
     side = 0 if used[0] else 1
@@ -221,6 +223,13 @@ def _lanes_last(op: ir.Operation, lane: int, layouts: Layouts) -> None:
         _transpose_only(op, side, at, layouts, widened)
         if widened is not None:
             _retype(op, side, acc)
+
+
+def _positions_last(op: ir.Operation, lane: int, layouts: Layouts) -> None:
+    """An image whose lanes run along its lines becomes planes."""
+    at = [d for d, e in enumerate(st.maps(op)[0].results) if lane in st.loops_in(e)]
+    if len(at) == 1 and layouts.of(op.operands[0]).strides[at[0]] != 1:
+        _transpose_only(op, 0, at[0], layouts)
 
 
 def _transpose_only(

@@ -200,6 +200,30 @@ def test_pads_in_front_of_concatenations_keep_the_layout():
     )
 
 
+def test_pads_in_front_of_convolutions_along_the_lines_keep_the_layout():
+    """A channels-last image, whose three outputs have the vector lanes along w: `pack` makes planes of it. Others see to it themselves."""
+    nchw, nhwc, padded, y = "tensor<1x8x5x30xf32>", "tensor<1x5x30x8xf32>", "tensor<1x8x7x32xf32>", "tensor<1x3x5x30xf32>"
+    body = transpose("%t", "%x", nhwc, nchw, [0, 3, 1, 2]) + "%z = arith.constant 0.0 : f32\n"
+    body += f"%p = tensor.pad %t low[0, 0, 1, 1] high[0, 0, 1, 1] {{\n^bb0(%i: index, %j: index, %k: index, %l: index):\ntensor.yield %z : f32\n}} : {nchw} to {padded}\n"
+    multiply = "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32"
+
+    def convolution(out, kind):
+        maps = ["n, c, y + u, x + v", "u, v, c, o", out]
+        op = generic("%r", [("%p", padded), ("%w", "tensor<3x3x8x3xf32>")], kind, maps, multiply, "pppprrr", ["n", "o", "y", "x", "u", "v", "c"], "0.0", "convolution")
+        return function([("%x", nhwc), ("%w", "tensor<3x3x8x3xf32>")], body + op, [("%r", kind)])
+
+    check(
+        convolution("n, o, y, x", y),
+        fold_transposes,
+        """
+        CHECK: %[[P:.*]] = tensor.pad %arg0 low[0, 1, 1, 0] high[0, 1, 1, 0]
+        CHECK: linalg.generic {{.*}}ins(%[[P]], %arg1
+        """,
+        clean=True,
+    )
+    check(convolution("n, y, x, o", "tensor<1x5x30x3xf32>"), fold_transposes, "CHECK: linalg.transpose\nCHECK: tensor.pad", clean=True)
+
+
 def test_pads_in_front_of_pooling_keep_the_layout():
     """Planes stay planes; the pooling's own order is channels-last."""
     nchw, nhwc, padded, pooled = "tensor<1x3x5x8xf32>", "tensor<1x5x8x3xf32>", "tensor<1x7x10x3xf32>", "tensor<1x5x8x3xf32>"

@@ -61,3 +61,14 @@ def test_columns_that_are_contiguous_and_no_weight_stay_as_they_are():
     text = product("tensor<9x20xf32>", "tensor<20x70xf32>", "tensor<9x70xf32>", ROWS_BY_COLUMNS, weights="")
     check(text, lambda f: pack(f, PackShape(32)), "CHECK-NOT: mlirc.pack")
     check(text.replace("array<i64>", "array<i64: 1>"), lambda f: pack(f, PackShape(32)), "CHECK: -> tensor<3x20x32xf32>")
+
+
+def test_an_image_whose_lanes_run_along_its_lines_becomes_planes():
+    """[h, w, c] of a convolution with three results of each position."""
+    x, w, y = "tensor<9x32x8xf32>", "tensor<3x3x8x3xf32>", "tensor<3x7x30xf32>"
+    op = generic("%y", [("%x", x), ("%w", w)], y, ["y + u, x + v, c", "u, v, c, o", "o, y, x"], PRODUCT, "ppprrr", ["o", "y", "x", "u", "v", "c"], "0.0", "convolution")
+    check(function([("%x", x), ("%w", w)], op, [("%y", y)]), lambda f: pack(f, PackShape(32)), """
+        CHECK: #[[PLANES:.*]] = affine_map<(d0, d1, d2, d3, d4, d5) -> (d1 + d3, d5, d2 + d4)>
+        CHECK: %[[X:.*]] = linalg.generic {{.*}}ins(%arg0 : tensor<9x32x8xf32>) outs(%{{.*}} : tensor<9x8x32xf32>)
+        CHECK: linalg.generic {indexing_maps = [#[[PLANES]], {{.*}}ins(%[[X]], %arg1
+    """)  # fmt: skip
