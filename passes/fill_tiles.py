@@ -51,6 +51,7 @@ class _Window:
     step: int
     """From position to position of a line."""
     dilation: int
+    grouped: bool
 
 
 def fill_tiles(function: ir.Operation, shape: PackShape) -> None:
@@ -68,7 +69,7 @@ def fill_tiles(function: ir.Operation, shape: PackShape) -> None:
 
 
 def _window(op: ir.Operation, layouts: Layouts) -> _Window | None:
-    """Of bf16 with channels-last results, several taps and no groups."""
+    """Of bf16 with several taps, and results that have the output channels, of a group, last."""
     image, weight, out = st.maps(op)
     iterators = st.iterators(op)
     loops = [{d: 1} for d in range(len(iterators))]
@@ -76,9 +77,11 @@ def _window(op: ir.Operation, layouts: Layouts) -> _Window | None:
         return None
     extents = layouts.shapes.of(op.operands[1])
     sizes = dict(zip(st.map_dims(weight), extents))
+    *lines, channel = st.map_dims(image)
+    group = lines[-1] if lines[-1] in sizes else None
+    across = affine_form(image.results[-2 if group is None else -3], loops) or {}  # type: ignore[arg-type]
     reductions = [d for d in sizes if d is not None and iterators[d] == "reduction"]
-    columns = [d for d in sizes if d is not None and iterators[d] == "parallel"]
-    channel, across = st.map_dims(image)[-1], affine_form(image.results[-2], loops) or {}  # type: ignore[arg-type]
+    columns = [d for d in sizes if d is not None and iterators[d] == "parallel" and d != group]
     taps = [d for d in across if d in reductions]
     steps = [step for d, step in across.items() if iterators[d] == "parallel"]
     read = [d for e in image.results for d in st.loops_in(e)]
@@ -89,14 +92,14 @@ def _window(op: ir.Operation, layouts: Layouts) -> _Window | None:
     others = 1
     for d in reductions:
         others *= sizes[d] if d not in (taps[0], channel) else 1  # type: ignore[operator]
-    found = _Window(taps[0], channel, sizes[taps[0]], sizes[channel], others, sizes[columns[0]], steps[0], across[taps[0]])  # type: ignore[arg-type]
-    return found if found.taps * others > 1 and found.columns >= SIDE else None
+    w = _Window(taps[0], channel, sizes[taps[0]], sizes[channel], others, sizes[columns[0]], steps[0], across[taps[0]], group is not None)  # type: ignore[arg-type]
+    return w if w.taps * others > 1 and w.columns >= (SIDE // 2 if w.grouped else SIDE) else None
 
 
 def _together(op: ir.Operation, w: _Window, depth: int, layouts: Layouts) -> bool:
     """Whether taps and channels are better off in one loop; the image has to lie together for that."""
     *_, row, last = layouts.of(op.operands[0]).strides
-    if w.dilation != 1 or last != 1 or normal(row - w.channels) != 0:  # type: ignore[operator]
+    if w.grouped or w.dilation != 1 or last != 1 or normal(row - w.channels) != 0:  # type: ignore[operator]
         return False
 
     def cycles(blocks: int, copied: int) -> float:
