@@ -33,7 +33,7 @@ PASS_NAME = "mlirc-fill-tiles"
 SIDE = 16
 """Columns of a tile."""
 BYTES_PER_CYCLE = 10
-"""That a copy of the image makes, while a row of a tile is multiplied in one."""
+"""That a copy of the image makes (1.65 MB for the stem of ResNet-50 in 61 us at 2.6 GHz), while a row of a tile is multiplied in one."""
 
 
 @dataclass(frozen=True)
