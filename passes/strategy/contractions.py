@@ -105,7 +105,7 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     why["row_tiles"] = "of a parallel iteration, which share a panel"
     if on_tiles:
         size = known(d.sizes[r.row])  # type: ignore[index]
-        rows = 32 if size > 16 else size
+        rows, columns = 32 if size > 16 else size, min(columns, 2)
         why["rows"], why["tiles"] = f"tile registers have 16 rows; {size} rows", "bf16 in pairs, the reduction in whole tiles of 32"
         depth, why["depth"] = tiles.depth(d.sizes[pairs], columns * n * 2, target.caches)  # type: ignore[index, arg-type]
     work = rows * columns * n // 8

@@ -168,6 +168,7 @@ MODELS = [
     (torch.nn.Conv2d(3, 40, 5, stride=2, padding=2), (2, 3, 4, 37)),  # taps merged; results contiguous along the rows
     (torch.nn.Conv2d(40, 33, 3, padding=(0, 1)), (1, 40, 3, 19)),  # channels padded
     (torch.nn.Conv2d(32, 24, 3, padding=1, groups=2), (1, 32, 2, 20)),  # of each group
+    (torch.nn.Sequential(torch.nn.Conv1d(32, 40, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv1d(40, 16, 1)), (1, 32, 3)),  # without tiles, three vectors
     (torch.nn.Conv2d(36, 40, 1), (2, 36, 5, 7)),  # positions merged
     (torch.nn.Conv2d(32, 24, 3, padding=1), (2, 32, 3, 7)),  # of several taps
 ]
