@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pytest
 
 from mlirc.dialects.mlir import ir
 from mlirc.dialects.own import load_for
@@ -47,7 +48,10 @@ def stages(text: str, target: str = "x86-64-v4") -> dict[str, str]:
 
 def built(text: str, target: str = "host") -> Callable[..., int]:
     """A function of numpy arrays and ints, arguments and then results, that returns the status."""
-    library = Library({"k": compile_kernel(text, Target.parse(target), "k")})
+    cpu = Target.parse(target)
+    if missing := cpu.missing():
+        pytest.skip(f"the CPU lacks {', '.join(missing)}")
+    library = Library({"k": compile_kernel(text, cpu, "k")})
     entry = _CALL(library.address("k"))
 
     def run(*values: np.ndarray | int) -> int:

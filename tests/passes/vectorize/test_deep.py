@@ -16,7 +16,6 @@ from mlirc.tests.frontend.compare import compare
 from mlirc.tests.passes.vectorize.test_tiles import LINEAR
 
 OPTIONS = {"strict": True, "cache": False, "workers": 1}
-TINY = Caches(second=4 * 32 * 4 * 16)
 
 
 @pytest.fixture
@@ -27,7 +26,8 @@ def small_panels(monkeypatch: pytest.MonkeyPatch) -> list[strategy.ContractionSt
 
     def here(kernel, target):  # noqa: ANN001, ANN202
         features = tuple(f for f in target.features if not f.startswith("amx-"))  # whose kernels have blocks of their own
-        chosen.append(select(kernel, replace(target, caches=TINY, features=features)))
+        columns = target.vector_bits // 16
+        chosen.append(select(kernel, replace(target, caches=Caches(second=4 * columns * 4 * 16), features=features)))
         return chosen[-1]
 
     monkeypatch.setattr(driver, "select_strategy", here)
