@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import arithmetic, changes, families, indexing, layers, masks, meetings, opaque, reductions, state, views
+from . import arithmetic, changes, contractions, families, indexing, layers, masks, meetings, opaque, reductions, state, views
 from .rules import RULES, Rule
 
 PARTS = (*dict.fromkeys(r.__module__.rpartition(".")[2] for r in RULES), "failing")
@@ -15,4 +15,4 @@ def rules(part: str = "") -> list[Rule]:
     return RULES + chosen * (len(RULES) // len(chosen)) if chosen else RULES
 
 
-__all__ = ["PARTS", "RULES", "Rule", "arithmetic", "changes", "families", "indexing", "layers", "masks", "meetings", "opaque", "reductions", "rules", "state", "views"]
+__all__ = ["PARTS", "RULES", "Rule", "arithmetic", "changes", "contractions", "families", "indexing", "layers", "masks", "meetings", "opaque", "reductions", "rules", "state", "views"]
