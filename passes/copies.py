@@ -1,6 +1,8 @@
-"""An identity generic: the place where a tensor is laid out anew."""
+"""Generics that copy: the places where a tensor is laid out anew."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ..dialects import builders
 from ..dialects.mlir import arith, ir
@@ -27,3 +29,22 @@ def copy(value: ir.Value, layouts: Layouts, write: int | None = None) -> ir.Valu
     if write is not None:
         st.operation(out.owner).attributes["mlirc.write"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), write)
     return out
+
+
+def reordered(value: ir.Value, order: Sequence[int], layouts: Layouts, widened: ir.Type | None = None) -> ir.Value:
+    """A copy with the dims in this order, in another float type if a wider one is given."""
+    rank, element = len(order), widened or builders.element_type(value)
+    sizes = layouts.values(value)
+    init = builders.empty([sizes[d] for d in order], element)
+    source = builders.projection(rank, [order.index(d) for d in range(rank)])
+    body = (lambda x, _: [arith.extf(element, x)]) if widened else (lambda x, _: [x])
+    (out,) = builders.generic([value], [init], [source, builders.identity(rank)], "p" * rank, body)
+    return out
+
+
+def pad_behind(value: ir.Value, at: int, amount: int, sizes: Sequence[builders.Size]) -> ir.Value:
+    """The value, whose sizes are given, with zeros behind dim `at`, whose size is known; itself where there are none to add."""
+    if not amount:
+        return value
+    shape = [s + amount if d == at else s for d, s in enumerate(sizes)]  # type: ignore[operator]
+    return builders.pad(value, [0] * len(shape), [amount if d == at else 0 for d in range(len(shape))], shape)

@@ -25,15 +25,13 @@ from ..dialects import builders
 from ..dialects.mlir import ir
 from ..dialects.sizes import Extent, normal
 from . import structure as st
+from .copies import pad_behind, reordered
 from .layouts import Layouts, row_major
 from .pack import PackShape
+from .strategy.convolutions import fills, merges_taps
 from .vectorize.access import affine_form
 
 PASS_NAME = "mlirc-fill-tiles"
-SIDE = 16
-"""Columns of a tile."""
-BYTES_PER_CYCLE = 10
-"""That a copy of the image makes (1.65 MB for the stem of ResNet-50 in 61 us at 2.6 GHz), while a row of a tile is multiplied in one."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def _window(op: ir.Operation, layouts: Layouts) -> _Window | None:
     image, weight, out = st.maps(op)
     iterators = st.iterators(op)
     loops = [{d: 1} for d in range(len(iterators))]
-    if any(not isinstance(builders.element_type(v), ir.BF16Type) for v in st.inputs(op)) or len(image.results) < 3:
+    if not st.reads_bf16(op) or len(image.results) < 3:
         return None
     extents = layouts.shapes.of(op.operands[1])
     sizes = dict(zip(st.map_dims(weight), extents))
@@ -93,26 +91,20 @@ def _window(op: ir.Operation, layouts: Layouts) -> _Window | None:
     for d in reductions:
         others *= sizes[d] if d not in (taps[0], channel) else 1  # type: ignore[operator]
     w = _Window(taps[0], channel, sizes[taps[0]], sizes[channel], others, sizes[columns[0]], steps[0], across[taps[0]], group is not None)  # type: ignore[arg-type]
-    return w if w.taps * others > 1 and w.columns >= (SIDE // 2 if w.grouped else SIDE) else None
+    return w if w.taps * others > 1 and fills(w.columns, w.grouped) else None
 
 
 def _together(op: ir.Operation, w: _Window, depth: int, layouts: Layouts) -> bool:
     """Whether taps and channels are better off in one loop; the image has to lie together for that."""
     *_, row, last = layouts.of(op.operands[0]).strides
-    if w.grouped or w.dilation != 1 or last != 1 or normal(row - w.channels) != 0:  # type: ignore[operator]
-        return False
-
-    def cycles(blocks: int, copied: int) -> float:
-        return blocks * w.others * -(-w.columns // SIDE) + 2 * depth * copied / BYTES_PER_CYCLE
-
-    merged, padded = -(-w.taps * w.channels // depth), -(-w.channels // depth)
-    return cycles(merged, merged) < cycles(w.taps * padded, padded)
+    lie_together = not w.grouped and w.dilation == 1 and last == 1 and normal(row - w.channels) == 0  # type: ignore[operator]
+    return lie_together and merges_taps(w.taps, w.others, w.channels, w.columns, depth)
 
 
 def _pad_channels(op: ir.Operation, w: _Window, depth: int, layouts: Layouts) -> None:
     for side in (0, 1):
         at = st.map_dims(st.maps(op)[side]).index(w.channel)
-        op.operands[side] = _padded(op.operands[side], at, -w.channels % depth, layouts)
+        op.operands[side] = pad_behind(op.operands[side], at, -w.channels % depth, layouts.values(op.operands[side]))
 
 
 def _merge_taps(op: ir.Operation, w: _Window, depth: int, layouts: Layouts) -> None:
@@ -127,7 +119,7 @@ def _merge_taps(op: ir.Operation, w: _Window, depth: int, layouts: Layouts) -> N
     dims = st.map_dims(weight)
     order = [d for d in range(len(dims)) if dims[d] not in (w.tap, w.channel)] + [dims.index(w.tap), dims.index(w.channel)]
     value = _joined(_ordered(op.operands[1], order, layouts), layouts)
-    op.operands[1] = _padded(value, len(order) - 2, -w.taps * w.channels % depth, layouts)
+    op.operands[1] = pad_behind(value, len(order) - 2, -w.taps * w.channels % depth, layouts.values(value))
     maps = [
         [*(e.compose(without) for e in image.results[:-2]), new[position], merged],
         [*(weight.results[d].compose(without) for d in order[:-2]), merged],
@@ -141,43 +133,24 @@ def _rows_of_taps(image: ir.Value, w: _Window, width: Extent, depth: int, layout
     """[..., W, C] -> [..., width, KW * C]: at each output position what the taps of its row see, filled up with zeros."""
     rows = _joined(image, layouts)
     rank = len(st.shape(image))
-    sizes = [*layouts.values(image)[:-2], _size(width, layouts), w.taps * w.channels]
+    sizes = [*layouts.values(image)[:-2], layouts.size(width), w.taps * w.channels]
     init = builders.empty(sizes, builders.element_type(image))
     dims = [ir.AffineDimExpr.get(d) for d in range(rank)]
     place = ir.AffineExpr.get_add(ir.AffineExpr.get_mul(dims[-2], ir.AffineConstantExpr.get(w.step * w.channels)), dims[-1])
     maps = [ir.AffineMap.get(rank, 0, [*dims[:-2], place]), builders.identity(rank)]
     (copy,) = builders.generic([rows], [init], maps, "p" * rank, lambda x, _: [x])
-    return _padded(copy, rank - 1, -w.taps * w.channels % depth, layouts)
+    return pad_behind(copy, rank - 1, -w.taps * w.channels % depth, sizes)
 
 
 def _joined(value: ir.Value, layouts: Layouts) -> ir.Value:
     """The value with its last two dims as one."""
-    sizes, extents = layouts.values(value), layouts.shapes.of(value)
-    rank = len(sizes)
-    last = _size(normal(extents[-2] * extents[-1]), layouts)  # type: ignore[operator]
-    return builders.collapse(value, [*([d] for d in range(rank - 2)), [rank - 2, rank - 1]], [*sizes[:-2], last])
+    rank = len(st.shape(value))
+    return layouts.collapsed(value, [*([d] for d in range(rank - 2)), [rank - 2, rank - 1]])
 
 
 def _ordered(value: ir.Value, order: list[int], layouts: Layouts) -> ir.Value:
     """A copy with the dims in another order; itself where it has that."""
-    rank = len(order)
-    strides, sizes = layouts.of(value).strides, layouts.values(value)
-    if [strides[d] for d in order[-2:]] == list(row_major([sizes[d] for d in order])[-2:]) and order == list(range(rank)):  # type: ignore[arg-type]
+    strides, sizes = layouts.of(value).strides, layouts.shapes.of(value)
+    if order == list(range(len(order))) and strides[-2:] == row_major(sizes)[-2:]:  # type: ignore[arg-type]
         return value
-    init = builders.empty([sizes[d] for d in order], builders.element_type(value))
-    source = builders.projection(rank, [order.index(d) for d in range(rank)])
-    (copy,) = builders.generic([value], [init], [source, builders.identity(rank)], "p" * rank, lambda x, _: [x])
-    return copy
-
-
-def _padded(value: ir.Value, at: int, amount: int, layouts: Layouts) -> ir.Value:
-    """The value with zeros behind dim `at`."""
-    if not amount:
-        return value
-    sizes = layouts.values(value)
-    sizes[at] += amount  # type: ignore[operator]
-    return builders.pad(value, [0] * len(sizes), [amount if d == at else 0 for d in range(len(sizes))], sizes)
-
-
-def _size(n: Extent, layouts: Layouts) -> builders.Size:
-    return n if isinstance(n, int) else layouts.sizes.value(n)
+    return reordered(value, order, layouts)

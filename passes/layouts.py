@@ -80,7 +80,21 @@ class Layouts:
     def values(self, value: ir.Value) -> list[builders.Size]:
         """The sizes of a tensor for an op that is built here: ints, and index values made at the insertion point."""
         self.sizes.forget()
-        return [s if isinstance(s, int) else self.sizes.value(normal(s)) for s in self.shapes.of(value)]  # type: ignore[arg-type]
+        return [self.size(normal(s)) for s in self.shapes.of(value)]  # type: ignore[arg-type]
+
+    def size(self, n: Extent) -> builders.Size:
+        """A size for an op that is built here."""
+        return n if isinstance(n, int) else self.sizes.value(n)
+
+    def merged(self, value: ir.Value, groups: Sequence[Sequence[int]]) -> list[builders.Size]:
+        """The sizes of a tensor with the dims of each group as one, for an op that is built here."""
+        self.sizes.forget()
+        extents = self.shapes.of(value)
+        return [self.size(normal(_product([extents[d] for d in g]))) for g in groups]  # type: ignore[misc]
+
+    def collapsed(self, value: ir.Value, groups: Sequence[Sequence[int]]) -> ir.Value:
+        """A view of the tensor with the dims of each group as one."""
+        return builders.collapse(value, [list(g) for g in groups], self.merged(value, groups))
 
     def _view(self, value: ir.Value) -> Layout:
         op = st.owner(value)

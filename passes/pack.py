@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from ..dialects import builders
 from ..dialects.mlir import arith, ir
 from . import structure as st
+from .copies import pad_behind, reordered
 from .layouts import Layouts
 
 PASS_NAME = "mlirc-pack"
@@ -121,9 +122,7 @@ def _pair_loop(op: ir.Operation, side: int, layouts: Layouts, few: int) -> int |
 def _pair_loops(op: ir.Operation, side: int, layouts: Layouts, few: int) -> list[tuple[int, object]]:
     """The reduction loops of a bf16 product that could be cut in pairs, and the step of the rows along each."""
     maps = [st.map_dims(m) for m in st.maps(op)]
-    if any(not isinstance(builders.element_type(v), ir.BF16Type) for v in st.inputs(op)):
-        return []
-    if not isinstance(builders.element_type(op.results[0]), ir.F32Type) or None in maps[side]:
+    if not st.reads_bf16(op) or not isinstance(builders.element_type(op.results[0]), ir.F32Type) or None in maps[side]:
         return []
     if _few_rows(op, layouts, side, few) or not all(isinstance(n, int) for n in layouts.shapes.of(op.operands[side])):
         return []
@@ -237,16 +236,10 @@ def _transpose_only(
 ) -> None:
     """Read a copy with dim `at` last, in another dtype if one is given; or one that is known already."""
     v = op.operands[side]
-    element = widened or builders.element_type(v)
-    rank = len(st.shape(v))
-    order = [d for d in range(rank) if d != at] + [at]
+    order = [d for d in range(len(st.shape(v))) if d != at] + [at]
     if known is None:
         with ir.InsertionPoint(op), op.location:
-            sizes = layouts.values(v)
-            init = builders.empty([sizes[d] for d in order], element)
-            source = builders.projection(rank, [order.index(d) for d in range(rank)])
-            body = (lambda x, _: [arith.extf(element, x)]) if widened else (lambda x, _: [x])
-            (known,) = builders.generic([v], [init], [source, builders.identity(rank)], "p" * rank, body)
+            known = reordered(v, order, layouts, widened)
     _reread(op, side, known, [st.maps(op)[side].results[d] for d in order])
 
 
@@ -285,11 +278,11 @@ def _copy_blocked(v: ir.Value, at: int, order: list[int], block: int, pairs: boo
     n = sizes[at]
     assert isinstance(n, int)
     if n % block:
-        v = _pad(v, at, -n % block, sizes)
+        v = pad_behind(v, at, -n % block, sizes)
         n += -n % block
         sizes = [n if d == at else s for d, s in enumerate(sizes)]
     if pairs and (left := -sizes[order[-1]] % depth):  # type: ignore[operator]
-        v = _pad(v, order[-1], left, sizes)
+        v = pad_behind(v, order[-1], left, sizes)
         sizes = [s + left if d == order[-1] else s for d, s in enumerate(sizes)]  # type: ignore[operator]
     shape = [n // block if d == at else sizes[d] for d in order] + [block]
     if pairs:
@@ -312,11 +305,6 @@ def _copy_blocked(v: ir.Value, at: int, order: list[int], block: int, pairs: boo
 def _join(e: ir.AffineExpr, block: int, inner: int) -> ir.AffineExpr:
     """block * e + (loop `inner`)."""
     return ir.AffineExpr.get_add(ir.AffineExpr.get_mul(e, ir.AffineConstantExpr.get(block)), ir.AffineDimExpr.get(inner))
-
-
-def _pad(v: ir.Value, at: int, amount: int, sizes: list[builders.Size]) -> ir.Value:
-    shape = [s + amount if d == at else s for d, s in enumerate(sizes)]  # type: ignore[operator]
-    return builders.pad(v, [0] * len(sizes), [amount if d == at else 0 for d in range(len(sizes))], shape)
 
 
 def _reread(op: ir.Operation, side: int, value: ir.Value, exprs: list[ir.AffineExpr]) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ..dialects import builders
 from ..dialects.mlir import ir
 
 Answer = TypeVar("Answer")
@@ -143,6 +144,11 @@ def inputs(op: ir.Operation) -> list[ir.Value]:
 
 
 @remembered
+def reads_bf16(op: ir.Operation) -> bool:
+    """Whether all inputs of a structured op are tensors of bf16."""
+    return all(isinstance(builders.element_type(v), ir.BF16Type) for v in inputs(op))
+
+
 def captured(op: ir.Operation) -> list[ir.Value]:
     """Values from outside that the regions of an op use."""
     inside: set[ir.Value] = set()

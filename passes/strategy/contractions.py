@@ -81,7 +81,7 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     dot = _dot(kernel, r)
     columns = _columns(kernel, r, target, n) if dot is None else 1
     unroll = 4 if dot is not None and len(r.reductions) == 1 else 1
-    dot_pairs = unroll > 1 and target.has_avx512_bf16 and n == 16 and _bf16_product(kernel)
+    dot_pairs = unroll > 1 and target.has_avx512_bf16 and n == 16 and st.reads_bf16(kernel.domain.anchor)
     if dot is not None:
         why["dot"] = "few rows, and both operands are contiguous along the reduction: what is large is read in one stream, unpacked"
         why["unroll"] = "sums that hide the latency of an addition" if unroll > 1 else "several reductions: one vector at a time"
@@ -181,10 +181,6 @@ def _turned_row_tiles(size: object, rows: int, lanes: int) -> tuple[int, str]:
 
     tiles = min(range(PLAIN_ROW_TILES, 2 * PLAIN_ROW_TILES + 1), key=vectors)
     return tiles, f"of which the rows, {tiles * rows}, are stored in vectors of {lanes}"
-
-
-def _bf16_product(kernel: KernelFunction) -> bool:
-    return all(isinstance(builders.element_type(v), ir.BF16Type) for v in st.inputs(kernel.domain.anchor))  # type: ignore[arg-type]
 
 
 LONG_EPILOGUE = 12
