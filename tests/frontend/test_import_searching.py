@@ -79,4 +79,4 @@ def test_wrong_repeats_raise_as_in_eager_mode(counts, size):
     with pytest.raises(RuntimeError) as expected:
         repeated(x, r, size)
     with pytest.raises(RuntimeError, match=str(expected.value)):
-        torch.compile(repeated, backend="mlirc", options=OPTIONS)(x, r, size)
+        torch.compile(repeated, backend="mlirc", options={**OPTIONS, "fallback": False})(x, r, size)
