@@ -110,6 +110,15 @@ def test_tiles_fit_the_registers():
             assert s.rows <= max(m, 1)
 
 
+@pytest.mark.parametrize("rows, columns, tile", [
+    (128, 768, (4, 3)), (128, 512, (4, 3)), (128, 48, (4, 3)), (33, 768, (3, 3)), (128, 64, (6, 2)), (60, 64, (6, 2)), (25, 64, (5, 2)), (14, 16, (5, 2)),
+])  # fmt: skip
+def test_tiles_of_sixteen_registers_have_more_sums_than_are_under_way(rows, columns, tile):
+    """Eight are too few: another thread on the core delays them. Three columns where the last block is whole, or does not count."""
+    s = strategy(product(rows, 64, columns), "x86-64-v3")
+    assert isinstance(s, ContractionStrategy) and (s.rows, s.columns) == tile
+
+
 def convolution(size: int, inputs: int, outputs: int) -> str:
     """3x3 on a padded image [size + 2][size + 2][inputs], weights in panels of 32."""
     x, w, y = f"tensor<{size + 2}x{size + 2}x{inputs}xf32>", f"tensor<{outputs // 32}x3x3x{inputs}x32xf32>", f"tensor<{size}x{size}x{outputs}xf32>"
