@@ -16,7 +16,7 @@ from ...dialects import builders
 from ...errors import OptionError
 from . import tiles
 from .common import known, lanes, product
-from .contractions import ContractionStrategy, panel_step, short_tile, sum_registers
+from .contractions import PACKED_COLUMNS, ContractionStrategy, panel_step, short_tile, sum_registers
 from .loops import LoopStrategy
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
         free = registers - 1
         if s.shared is not None:
             free -= min(known(d.sizes[s.shared]), sum_registers(target) // 2)
-        together = (2, "siblings read whole blocks of columns") if len(d.siblings) > 1 else (4, "vectors side by side")
+        together = (PACKED_COLUMNS, "siblings read whole blocks of columns") if len(d.siblings) > 1 else (4, "vectors side by side")
         out["columns"] = (1, *min(vectors, together))
         most = max(free // s.columns - 1, 1)
         out["rows"] = (1, *min(there, (most, f"{registers} registers, and a row takes {s.columns}")))

@@ -42,6 +42,12 @@ def test_tails_of_avx2_forward_and_backward(group, target):
     check(group, [5], torch.bfloat16, backward=True, target=target)
 
 
+@pytest.mark.parametrize("target", ["x86-64-v3"], indirect=True)
+def test_siblings_of_avx2_read_no_block_behind_the_last(target):
+    """64 columns are blocks of 16, and none of three vectors."""
+    check("siblings", [63], torch.float32, target=target)
+
+
 @pytest.mark.parametrize("group", ["attention"])
 def test_symbolic_sizes(group):
     check_symbolic(group, [2, 9, 31], torch.float32)

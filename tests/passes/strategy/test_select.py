@@ -119,6 +119,15 @@ def test_tiles_of_sixteen_registers_have_more_sums_than_are_under_way(rows, colu
     assert isinstance(s, ContractionStrategy) and (s.rows, s.columns) == tile
 
 
+def test_siblings_have_no_more_columns_than_a_packed_block():
+    x, w, y = "tensor<33x64xf32>", "tensor<4x64x16xf32>", "tensor<33x64xf32>"
+    maps = ["i, k", "j floordiv 16, k, j mod 16", "i, j"]
+    body = "%product = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %product : f32"
+    ops = "".join(generic(f"%y{n}", [("%x", x), (f"%w{n}", w)], y, maps, body, "ppr", "ijk", "0.0", "contraction", "mlirc.siblings") for n in (0, 1))
+    s = strategy(kernel([("%x", x), ("%w0", w), ("%w1", w)], ops, [("%y0", y), ("%y1", y)], [[64, 1]] * 2), "x86-64-v3")
+    assert isinstance(s, ContractionStrategy) and s.columns == 2
+
+
 def convolution(size: int, inputs: int, outputs: int) -> str:
     """3x3 on a padded image [size + 2][size + 2][inputs], weights in panels of 32."""
     x, w, y = f"tensor<{size + 2}x{size + 2}x{inputs}xf32>", f"tensor<{outputs // 32}x3x3x{inputs}x32xf32>", f"tensor<{size}x{size}x{outputs}xf32>"
