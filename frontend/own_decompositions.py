@@ -160,7 +160,16 @@ def affine_grid_generator(theta: torch.Tensor, size: Sequence[Any], align_corner
     return (flat * theta.to(d).mT.unsqueeze(1)).sum(-2).to(theta.dtype).view(size[0], *places, len(places))
 
 
+@torch._decomp.decompositions.pw_cast_for_opmath
+def smooth_l1_loss_backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float) -> torch.Tensor:
+    """NaN has a gradient of NaN; torch's decomposition takes the sign of it, which is 0."""
+    grad = grad / x.numel() if reduction == torch._decomp.decompositions.Reduction.MEAN.value else grad
+    x = x - target
+    return torch.where(x <= -beta, -grad, torch.where(x >= beta, grad, grad * x / beta))
+
+
 OWN: dict[Any, Any] = {
+    aten.smooth_l1_loss_backward.default: smooth_l1_loss_backward,
     aten.grid_sampler_2d.default: grid_sampler_2d,
     aten.roll.default: roll,
     aten.affine_grid_generator.default: affine_grid_generator,

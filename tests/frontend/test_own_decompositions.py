@@ -95,6 +95,16 @@ def test_nothing_taken_zero_times_is_looked_at(dtype, dynamic):
         compare(h, x, y, z, dynamic=dynamic)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gradients_of_smooth_l1(dtype):
+    """That of NaN is NaN; torch's decomposition makes it 0."""
+    x = torch.tensor([NAN, INF, -INF, 0.0, 0.5, -0.5, 0.25, -3.0, 1e-3], dtype=dtype)
+    y = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.0, NAN, -INF, 0.0], dtype=dtype)
+    compare(lambda g, x, y: [aten.smooth_l1_loss_backward(g, x, y, 0, beta) for beta in (0.5, 1.0, 0.0)], R(9, dtype=dtype), x, y)
+    compare(lambda g, x, y: [aten.smooth_l1_loss_backward(g, x, y, reduction, 0.5) for reduction in (1, 2)], R((), dtype=dtype), x, y)
+    assert not left_to_aten()
+
+
 def test_batched_products_without_rows_or_columns():
     compare(torch.addbmm, R(0, 4), R(2, 0, 3), R(2, 3, 4))
     compare(torch.addbmm, R(2, 0), R(3, 2, 5), R(3, 5, 0))
