@@ -150,6 +150,19 @@ def test_products_that_overflow_in_another_order():
         check(f, lambda: (torch.ones(7),))
 
 
+def test_sums_that_overflow_on_the_way():
+    def f(x):
+        # Of as many as make the sum overflow, or of the mean of these, whose own sum does.
+        return torch.cov(x[:2] if compiling() else F.avg_pool1d(x[None], 4)[0])
+
+    def g(x):  # NaN in f64 too
+        return x * float("inf") if compiling() else torch.log(-x.clamp(max=1))
+
+    check(f, lambda: (torch.full((2, 8), 3e38),))
+    with pytest.raises(Difference, match="output 0"):
+        check(g, lambda: (torch.full((8,), 3e38),))
+
+
 @pytest.mark.parametrize("function,zero", [(F.mish, -1.1925), (F.silu, -1.2785), (F.gelu, -0.7518)])
 def test_derivatives_near_their_zeros(function, zero):
     check(function, lambda: (tensor((5000,), torch.float32, 1) / 1000 + zero,), grad=True)
