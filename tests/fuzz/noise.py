@@ -31,8 +31,9 @@ ACCUMULATING = frozenset(
     """sum nansum mean var var_mean std std_mean mm bmm addmm baddbmm mv dot convolution convolution_backward cumsum cumprod prod logsumexp norm
     linalg_vector_norm native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
     native_batch_norm native_batch_norm_backward _native_batch_norm_legit cudnn_batch_norm _softmax _log_softmax
-    _softmax_backward_data _log_softmax_backward_data avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d index_add scatter_add
-    upsample_bilinear2d upsample_linear1d logcumsumexp renorm cross_entropy nll_loss_forward mse_loss _fused_rms_norm
+    _softmax_backward_data _log_softmax_backward_data avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d
+    _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward index_add scatter_add
+    upsample_bilinear2d upsample_linear1d upsample_trilinear3d logcumsumexp renorm cross_entropy nll_loss_forward mse_loss _fused_rms_norm
     rms_norm addmv addr _addmm_activation embedding_dense_backward sub add div addcmul addcdiv lerp logaddexp
     logaddexp2 digamma lgamma polygamma _scaled_dot_product_flash_attention_for_cpu
     mkldnn_rnn_layer _scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable scaled_dot_product_attention""".split()

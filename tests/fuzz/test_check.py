@@ -63,6 +63,14 @@ def test_sums_of_many_terms_in_f64():
     check(f, lambda: (tensor((2, 3, 13, 3, 9), torch.float64, 1, "small integers"),))
 
 
+def test_windows_whose_sums_cancel_in_f64():
+    def f(x):
+        x = x.flip(-1).flip(-2).flip(-3) if compiling() else x
+        return F.adaptive_avg_pool3d(x, 1), F.avg_pool3d(x, (8, 6, 5))
+
+    check(f, lambda: (tensor((200, 8, 6, 5), torch.float64, 1),))
+
+
 @pytest.mark.parametrize("seed,least,most", [(0, 0.0, 0.01), (1, 0.4, 0.7)])
 def test_what_cancels_does_so_exactly_in_every_other_run(seed, least, most):
     """By luck, as a quotient of equals in eager mode; were it so in all, nothing would be left behind several sums."""
