@@ -37,4 +37,4 @@ def cache_dir(tmp_path, monkeypatch):
 def bucket_above(monkeypatch):
     """`bucket_above(n)`: updates of results that are larger than n times the second cache are sorted into buckets; 0 for all."""
     strategy = importlib.import_module("mlirc.passes.strategy.scatter")  # the name is a function of the folder, too
-    return lambda n: monkeypatch.setattr(strategy, "LARGE", n)
+    return lambda n: [monkeypatch.setattr(strategy, name, n) for name in ("LARGE", "LARGE_OF_WIDE")]

@@ -8,7 +8,7 @@ from ...dialects import own
 from ...dialects.mlir import ir
 from .common import grain, known, lanes, product, why_grain, why_lanes
 from .loops import LoopStrategy
-from .walk import body_ops, merge
+from .walk import body_ops, lane_ops, merge
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -41,8 +41,12 @@ def scatter(kernel: KernelFunction, target: Target) -> LoopStrategy:
     return LoopStrategy(n, unroll, lane, parallel, serial, [], merged, grain=grain(work), kind=d.kind, why=why_lanes(target) | why_grain(work) | why)
 
 
-AHEAD = 4
-"""8 is no better; 80,000 updates of 10,000 rows of 512 bytes to 1 KB take 1.1 to 1.7 times as long without."""
+AHEAD = 8
+"""4 is 5 to 10% slower, 12 no better, for 80,000 updates of 10,000 rows of 512 bytes to 1 KB."""
+
+
+FEW_OPS = 6
+"""Of a vector of an update, which take no more registers than its sum: what is gathered and widened has five."""
 
 
 def _segments(kernel: KernelFunction, target: Target) -> LoopStrategy:
@@ -57,7 +61,7 @@ def _segments(kernel: KernelFunction, target: Target) -> LoopStrategy:
     n, ops = lanes(kernel, target), 4 + body_ops(kernel)
     vectors = -(-known(sizes[lane]) // n)
     # Half of the registers for sums, fewer where the updates take registers to compute.
-    most = max(1, target.vector_registers // 2 * 4 // ops)
+    most = max(1, target.vector_registers // 2 * FEW_OPS // max(lane_ops(kernel, lane), FEW_OPS))
     unroll = -(-vectors // -(-vectors // most))
     rows = kernel.shapes.of(op.results[0])[own.target(op).index(-1)]
     updates = -(-known(sizes[ordered]) // max(known(rows), 1))
@@ -78,22 +82,26 @@ def bucket(kernel: KernelFunction, target: Target) -> LoopStrategy:
 
 NARROWEST = 128
 """Bytes of a row from which on its updates are worth sorting, which takes 4 ns for each."""
-LARGE = 4
-"""So many times the second cache: results that do not stay in cache. The updates are gathered from as much memory, mostly.
+WIDE = 256
+"""Bytes of a row whose sums are better off in registers, wherever it lies."""
+LARGE, LARGE_OF_WIDE = 4, 1 / 2
+"""So many times the second cache: results that do not stay in cache, and what was measured of wide rows.
 
 In order against in buckets, medians in ms on a Zen 4 with a second cache of 1 MB, sums of gathered rows of f32:
 
     rows    updates  columns  MB    in order  in buckets
-    20,000   80,000       32   2.6       0.4         0.7
-    10,000   80,000       64   2.6       1.0         1.3
-     5,000   40,000      256   5.1       3.9         2.2
-    10,000   80,000      256  10.2       7.7         3.7
-    40,000  320,000       64  10.2      14.2         8.8
-    40,000   20,000      128  20.5       2.0         2.1
-    40,000   40,000      128  20.5       4.4         3.3
-    80,000  320,000       32  10.2      10.4         8.3
-   160,000  640,000       16  10.2      14.3        16.0
-   100,000  400,000      128  51        58          36
+    16,000   80,000       32   2.0       0.5         0.8
+    80,000  320,000       32  10.2      10.0         6.5
+       300   30,000      512   0.6       1.5         1.1
+     1,000   20,000      256   1.0       0.6         0.4
+     4,000    4,000      128   2.0       0.2         0.2
+    10,000   80,000       64   2.6       1.2         0.8
+     5,000   40,000      256   5.1       2.7         1.6
+    10,000   80,000      256  10.2      10.8         4.6
+    40,000  320,000       64  10.2      16.4         7.0
+    40,000   20,000      128  20.5       3.4         3.2
+   160,000  640,000       16  10.2      12.8        12.5
+   100,000  400,000      128  51        73          47
 """
 
 
@@ -107,10 +115,11 @@ def why_in_order(rows: int | None, updates: int | None, width: int | None, bits:
         return "one update"
     if width is None:
         return "rows whose length is a symbol"
-    if width * bits // 8 < NARROWEST:
+    row = width * bits // 8
+    if row < NARROWEST:
         return f"rows of {width} elements are updated faster than sorted"
-    if rows is not None and rows * width * bits // 8 <= LARGE * target.caches.second:
-        return f"{rows * width * bits >> 13} KB of result stay in cache"
+    if rows is not None and rows * row <= (LARGE_OF_WIDE if row >= WIDE else LARGE) * target.caches.second:
+        return f"{rows * row >> 10} KB of result stay in cache"
     if rows is not None and updates is not None and updates < rows:
         return f"{updates} updates leave most of {rows} rows alone"
     return None

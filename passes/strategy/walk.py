@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,25 @@ def body_ops(kernel: KernelFunction, along: set[int] | None = None) -> int:
     """How much there is to do for one element; with `along`, without what is the same along these classes."""
     ops = [op for op in kernel.domain.loops if op.name == "linalg.generic"]
     return sum(len(list(op.regions[0].blocks[0].operations)) for op in ops if along is None or along & set(kernel.domain.classes(op)))
+
+
+def lane_ops(kernel: KernelFunction, lane: int | None) -> int:
+    """Ops for a vector along the class: without those whose values are the same in all of its lanes, as the place of a gathered row is."""
+    return sum(_differing(op, kernel.domain.loops[op], lane) for op in kernel.domain.loops if op.name == "linalg.generic")
+
+
+def _differing(op: ir.Operation, loops: Sequence[int | None], lane: int | None) -> int:
+    """How many ops of a body have values that differ along the class."""
+    along = {d for d, c in enumerate(loops) if c == lane}
+    block = op.regions[0].blocks[0]
+    differ = {a for a, m in zip(block.arguments, st.maps(op)) if any(along & st.loops_in(e) for e in m.results)}
+    count = 0
+    for o in map(st.operation, block.operations):
+        index = o.name == "linalg.index" and ir.IntegerAttr(o.attributes["dim"]).value in along
+        if index or not differ.isdisjoint(o.operands):
+            differ.update(o.results)
+            count += 1
+    return count
 
 
 def merge(classes: list[int], acc: Accesses, sizes: list[object], merged: dict[int, int]) -> list[int]:

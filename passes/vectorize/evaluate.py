@@ -50,12 +50,13 @@ class Evaluator:
         """The element of tensor `t` at `point`: a scalar if the point is uniform in all lanes, else a vector."""
         return self.math.once(("value", t, point, self.mask), lambda: self._value(t, point))
 
-    def prefetch(self, t: ir.Value, point: Point) -> None:
-        """Ask for the memory that `value` at this point will load along the lanes. What it loads for all of them (where a row is) is
-        loaded for it."""
+    def prefetch(self, t: ir.Value, points: Sequence[Point]) -> None:
+        """Ask for the memory that `value` at these points will load along the lanes. What it loads for all of them (where a row is) is
+        loaded for it, once."""
         self._fetching = True
         self.math.enter()
-        self.value(t, point)
+        for point in points:
+            self.value(t, point)
         self.math.leave()
         self._fetching = False
 
@@ -210,14 +211,20 @@ class Evaluator:
         if op.regions and len(op.regions):
             raise CompileError(f"cannot vectorize {op.name}: it has a region")
         attributes = {a if isinstance(a, str) else a.name: op.attributes[a if isinstance(a, str) else a.name] for a in op.attributes}
-        if not wide and len(op.operands) == 0:
-            return self.math.once(("constant", op.results[0]), lambda: st.operation(op.clone()).results[0])
-        return ir.Operation.create(op.name, results=kinds, operands=args, attributes=attributes).results[0]
+
+        def create() -> ir.Value:
+            return ir.Operation.create(op.name, results=kinds, operands=args, attributes=attributes).results[0]
+
+        # What is the same in all lanes (where a row is) is computed once for all vectors.
+        return create() if wide else self.math.once(("scalar", op.results[0], *args), create)
 
     def check(self, ok: ir.Value, message: str) -> None:
         """Set the status word if a lane inside the bounds violates the condition; `message` begins with the error's name."""
         if self._fetching:  # it is checked when it is loaded
             return
+        self.math.once(("check", ok, message, self.mask), lambda: self._check(ok, message))
+
+    def _check(self, ok: ir.Value, message: str) -> None:
         if isinstance(ok.type, ir.VectorType):
             if self.mask is not None:
                 true = builders.constant(ok.type, 1)

@@ -109,13 +109,15 @@ class _Segments:
             e.mask = constant_mask(e, width - k) if width - k < lanes else None
 
         last_update = e.math.sub(self._size(ordered), 1)
-        apart = max(1, LINE * 8 // (builders.element_type(self.updates).width * lanes))
+        apart = max(1, LINE * 8 // (self._widest() * lanes))
 
         def update(i: Number, sums: Values) -> Values:
             self.env[ordered] = Index(self._place(self.order, e.math.minimum(e.math.add(i, self.s.ahead), last_update)))
+            ahead = []
             for k in starts[::apart]:
                 at(k)
-                e.prefetch(self.updates, self._point(self.loops))
+                ahead.append(self._point(self.loops))
+            e.prefetch(self.updates, ahead)
             self.env[ordered] = Index(self._place(self.order, i))
             out = []
             for k, before in zip(starts, sums):
@@ -134,6 +136,11 @@ class _Segments:
             at(k)
             e.store(self.out, self._result_point(), value)
         e.mask = None
+
+    def _widest(self) -> int:
+        """Bits of the widest elements that are read along a row of an update, if any are."""
+        read = [a.value for a in self.k.accesses.items if not a.store and a.steps.get(self.s.lane) == 1]  # type: ignore[arg-type]
+        return max(builders.element_type(v).width for v in read or [self.updates])
 
     def _point(self, classes: Sequence[int | None]) -> Point:
         """Where we are, in loops of these classes."""

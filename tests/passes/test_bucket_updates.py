@@ -14,6 +14,7 @@ from mlirc.passes.bucket_updates import bucket_updates
 from mlirc.passes.strategy import why_in_order
 from mlirc.tests.frontend.compare import compare, kernels, left_to_aten
 from mlirc.tests.lowering.test_to_llvm import filecheck
+from mlirc.tests.passes.graph_text import generic
 from mlirc.tests.passes.vectorize.kernels import kernel, stages, strategy
 
 ZEN = Target.parse("znver4")
@@ -68,7 +69,10 @@ def test_writes_are_made_in_order():
         ((100000, None, 32, 32), None),
         ((100000, 800000, 31, 32), "rows of 31 elements are updated faster than sorted"),
         ((10000, 80000, None, 32), "rows whose length is a symbol"),
-        ((8192, 80000, 128, 32), "4096 KB of result stay in cache"),
+        ((1024, 80000, 128, 32), "512 KB of result stay in cache"),
+        ((2000, 80000, 64, 32), "500 KB of result stay in cache"),
+        ((2100, 80000, 64, 32), None),
+        ((32768, 80000, 32, 32), "4096 KB of result stay in cache"),
         ((50000, 512, 768, 32), "512 updates leave most of 50000 rows alone"),
         ((None, 1, 768, 32), "one update"),
     ],
@@ -95,9 +99,9 @@ def test_the_reason_is_a_remark():
 def segments(width: int, updates: str = "%u", body: str = "") -> str:
     """The kernel of the segments, with `body` before it."""
     kind = f"tensor<{ROWS}x{width}xf32>"
-    arguments = [("%x", kind), ("%u", f"tensor<{UPDATES}x{width}xf32>"), ("%o", f"tensor<{UPDATES}xi64>"), ("%e", f"tensor<{ROWS}xi64>")]
+    arguments = [("%x", kind), ("%u", f"tensor<{UPDATES}x{width}xf32>"), ("%order", f"tensor<{UPDATES}xi64>"), ("%ends", f"tensor<{ROWS}xi64>")]
     op = (
-        f'%r = "mlirc.segments"(%x, {updates}, %o, %e) {{combine = "arith.addf", '
+        f'%r = "mlirc.segments"(%x, {updates}, %order, %ends) {{combine = "arith.addf", '
         f"target = array<i64: -1, 1>}} : ({kind}, tensor<{UPDATES}x{width}xf32>, tensor<{UPDATES}xi64>, tensor<{ROWS}xi64>) -> {kind}\n"
     )
     return kernel(arguments, body + op, [("%r", kind)], [[width, 1]])
@@ -116,6 +120,29 @@ def test_sums_stay_in_registers(target, sums):
 def test_blocks_of_a_row_are_alike(width, unroll):
     chosen = strategy(segments(width), "x86-64-v4")
     assert chosen.unroll == unroll and chosen.inner and not chosen.parallel
+
+
+def gathered(width: int) -> str:
+    """Rows of a bf16 table that indices name, widened: what `segments` adds up."""
+    table, rows, wide = f"tensor<{ROWS}x{width}xbf16>", f"tensor<{UPDATES}x{width}xbf16>", f"tensor<{UPDATES}x{width}xf32>"
+    place = "%k = arith.index_cast %a0 : i64 to index\n%n = arith.constant 0 : index\n%m = arith.maxsi %k, %n : index\n%ok = arith.cmpi eq, %k, %m : index"
+    body = f'{place}\ncf.assert %ok, "IndexError"\n%c = linalg.index 1 : index\n%o = tensor.extract %t[%m, %c] : {table}'
+    ops = generic("%g", [("%i", f"tensor<{UPDATES}xi64>")], rows, ["i", "i, j"], body)
+    ops += generic("%w", [("%g", rows)], wide, body="%o = arith.extf %a0 : bf16 to f32")
+    return segments(width, "%w", ops).replace("%u: " + wide, f"%i: tensor<{UPDATES}xi64>, %t: {table}")
+
+
+@pytest.mark.parametrize("target,lanes", [("x86-64-v4", 16), ("x86-64-v3", 8)])
+def test_where_a_row_is_is_computed_once(target, lanes):
+    """Once for the vectors of a block, half of the registers, and once for the lines of the row that is fetched ahead of time."""
+    text = gathered(256)
+    chosen = strategy(text, target)
+    assert chosen.unroll == {16: 16, 8: 8}[lanes]
+    seen = stages(text, target)["vector"]
+    inner = seen[seen.index("memref.prefetch") - 800 :]
+    body = inner[: inner.index("scf.yield %")]
+    assert body.count("arith.maxsi") == 2 and body.count("scf.if") == 1
+    assert body.count("arith.addf") == chosen.unroll and body.count("memref.prefetch") == chosen.unroll * lanes // 32
 
 
 def test_buckets():
