@@ -29,7 +29,7 @@ from .lanes import Index, Number, Point
 from .long_sums import COLUMN_BLOCK, SUM_BLOCK
 from .memory import Tile
 from .nest import Values, delinearize, lane_loop, loop
-from .reduce import EXTREMES, accumulate, across, by_reduction, combine, combiner, is_nan, join, neutral
+from .reduce import EXTREMES, accumulate, across, by_reduction, combiner, is_nan, join, neutral
 from .stage import Stage
 
 
@@ -337,11 +337,11 @@ class Loops:
         for u in range(1, self.s.unroll):
             total = join(phase.reductions, total, out[u * width : (u + 1) * width])
         for op, (value, *nan) in by_reduction(phase.reductions, total):
-            value = across(op, value)
+            value = across(op, value, self._init(op))
             if nan:
                 some = vector.reduction(ir.IntegerType.get_signless(1), vector.CombiningKind.OR, is_nan(nan[0]))
                 value = arith.select(some, builders.constant(value.type, float("nan")), value)
-            self._publish(op, combine(op, value, self._init(op)))
+            self._publish(op, value)
 
     def _element(self, phase: Phase, carried: Values) -> Values:
         """One vector: all reductions and stores of a phase."""

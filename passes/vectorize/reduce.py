@@ -121,12 +121,12 @@ def combine(op: ir.Operation, a: ir.Value, b: ir.Value) -> ir.Value:
     return ir.Operation.create(combiner(op).name, results=[a.type], operands=[a, b]).results[0]
 
 
-def across(op: ir.Operation, value: ir.Value) -> ir.Value:
-    """Combine the lanes of a vector."""
-    kind = getattr(vector.CombiningKind, _KINDS[combiner(op).name][0])
-    # Sums may be reassociated; what an extreme is taken of is never NaN, see `accumulate`.
-    fast = {"arith.addf": arith.FastMathFlags.reassoc, "arith.mulf": arith.FastMathFlags.reassoc}.get(combiner(op).name)
-    fast = arith.FastMathFlags.nnan if combiner(op).name in EXTREMES | DROPPING_NAN else fast
-    if fast is not None:
-        return vector.reduction(value.type.element_type, kind, value, fastmath=fast)
-    return vector.reduction(value.type.element_type, kind, value)
+def across(op: ir.Operation, value: ir.Value, init: ir.Value) -> ir.Value:
+    """Combine the lanes of a vector, and what the reduction starts from."""
+    name, element = combiner(op).name, value.type.element_type
+    kind = getattr(vector.CombiningKind, _KINDS[name][0])
+    if name in ("arith.addf", "arith.mulf"):  # sums may be reassociated
+        return vector.reduction(element, kind, value, acc=init, fastmath=arith.FastMathFlags.reassoc)
+    # What an extreme is taken of is never NaN, see `accumulate`.
+    fast = arith.FastMathFlags.nnan if name in EXTREMES | DROPPING_NAN else None
+    return combine(op, vector.reduction(element, kind, value, fastmath=fast), init)

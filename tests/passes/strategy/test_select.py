@@ -64,6 +64,15 @@ def test_small_kernels_stay_on_one_thread():
     assert small.grain > 4 and large.grain < 100
 
 
+@pytest.mark.parametrize("width,function,rows", [(96, "", 4), (128, "", 4), (129, "", 2), (96, "math.exp", 2), (4096, "", 1)])
+def test_the_shorter_rows_are_the_more_are_computed_together(width, function, rows):
+    t, row = f"tensor<3136x{width}xf32>", "tensor<3136xf32>"
+    body = generic("%e", [("%x", t)], t, body=function) if function else ""
+    body += generic("%r", [("%e" if function else "%x", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
+    s = strategy(kernel([("%x", t)], body, [("%r", row)], [[1]]))
+    assert isinstance(s, LoopStrategy) and s.rows == rows
+
+
 def test_copies_are_shared_by_threads():
     """Moving an element is an op, also where columns are put side by side."""
     x, out = "tensor<1000000x1xf32>", "tensor<1000000x2xf32>"
