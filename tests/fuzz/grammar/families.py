@@ -72,10 +72,14 @@ def images(p: Program, c: Choices) -> bool:
     )  # fmt: skip
 
 
+MOST_STEPS = 100
+"""Of a recurrent network, in all of its batch."""
+
+
 @rule(2)
 def recurrence(p: Program, c: Choices) -> bool:
-    """One layer of a recurrent network, over the dim before the last one."""
-    v = p.value(c, lambda v: v.floating and v.dim in (2, 3) and v.fixed(v.dim - 1) and 0 < v.size(v.dim - 1) <= 40 and v.numel > 0)
+    """One layer of a recurrent network, over the dim before the last one: not over thousands of steps, which torch takes minutes to trace."""
+    v = p.value(c, lambda v: v.floating and v.dim in (2, 3) and v.fixed(v.dim - 1) and 0 < v.size(v.dim - 1) <= 40 and 0 < v.numel <= MOST_STEPS * v.size(v.dim - 1))
     if v is None:
         return False
     n, h = v.size(v.dim - 1), c.pick((3, 1, 8))
