@@ -155,19 +155,20 @@ MANY_COLUMNS = 8
 def _columns(kernel: KernelFunction, r: Roles, target: Target, n: int) -> int:
     """Vectors side by side in a register tile: two, up to four for a convolution with few output channels and its lanes along the image.
 
-    Siblings read whole packed blocks, without a mask: no more than one of them. Else three with 16 registers: 4 x 3 sums take 7 loads for 12 products, 6 x 2 take 8. On a Zen 3 with a limit of 101 GF/s both
-    reach 90 at its best, and 71 to 80 and 58 to 67 while the host's other guests keep it busy.
+    Three with 16 registers: 4 x 3 sums take 7 loads for 12 products, 6 x 2 take 8. On a Zen 3 with a limit of 101 GF/s both
+    reach 90 at its best, and 71 to 80 and 58 to 67 while the host's other guests keep it busy. Not for siblings, which read whole
+    packed blocks without a mask.
     """
     if r.lane is None:
         return 1
     sizes = kernel.domain.sizes
     rows = 1 if r.row is None else sizes[r.row]
-    most = PACKED_COLUMNS
-    if len(kernel.domain.siblings) == 1 and target.vector_registers == 16 and (known(sizes[r.lane]) % (3 * n) == 0 or known(sizes[r.lane]) >= MANY_COLUMNS * n):
+    most, size = PACKED_COLUMNS, known(sizes[r.lane])
+    if target.vector_registers == 16 and len(kernel.domain.siblings) == 1 and (size % (3 * n) == 0 or size >= MANY_COLUMNS * n):
         most = 3
     if st.kind(kernel.domain.anchor) == "convolution" and isinstance(rows, int) and rows <= FEW_ROWS:  # type: ignore[arg-type]
         most = min(4, sum_registers(target) // max(rows, 1))
-    return max(min(most, -(-known(sizes[r.lane]) // n)), 1)
+    return max(min(most, -(-size // n)), 1)
 
 
 def _tiling(size: object, rows: int) -> str:
