@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..choices import Choices
 from ..program import Program, Value
-from .rules import axis, floating, rule
+from .rules import axis, few, floating, rule
 
 SPECIAL = (
     "torch.special.{}({{}})".format(f)
@@ -100,10 +100,10 @@ def others(p: Program, c: Choices) -> bool:
         return False
     d = axis(c, v)
     options = [
-        "torch.unbind({v}, {d})[-1]", "torch.diff({v}, dim={d})", "{v}.mode({d})[0]", "{v}.median({d})[0]", "{v}.kthvalue(1, {d})[0]", "torch.aminmax({v}, dim={d})[1]", "{v}.take(torch.tensor([0, -1]))", "torch.isin({v}, torch.tensor([0, 1]).to({v}.dtype))", "torch.cartesian_prod({v}.flatten()[:3], {v}.flatten()[:2])",
+        "torch.unbind({few}, {d})[-1]", "torch.diff({v}, dim={d})", "{v}.mode({d})[0]", "{v}.median({d})[0]", "{v}.kthvalue(1, {d})[0]", "torch.aminmax({v}, dim={d})[1]", "{v}.take(torch.tensor([0, -1]))", "torch.isin({v}, torch.tensor([0, 1]).to({v}.dtype))", "torch.cartesian_prod({v}.flatten()[:3], {v}.flatten()[:2])",
         "torch.block_diag({v}.flatten()[:4][None], {v}.flatten()[:2][:, None])", "torch.tensor_split({v}, 2, {d})[1]", "torch.dsplit({v}, 1)[0]", "torch.triu_indices({v}.shape[0], {v}.shape[-1])", "torch.meshgrid({v}.flatten()[:3], {v}.flatten()[:2], indexing='ij')[0]", "torch.as_strided_copy({v}.contiguous(), ({v}.shape[0],), (1,))",
         "{v}.scatter({d}, torch.zeros_like({v}, dtype=torch.int64), {v}.flip({d}) * 0)", "torch.histc({v}.float(), 4, -2, 2)", "torch.unique({v}.flatten()).sum()", "torch.bincount(({v} > 0).flatten().long(), minlength=3)", "{v}.nonzero().sum(0)", "{v}[{v} > 0].sum()", "torch.masked_select({v}, {v} > 0).numel() + {v}",
-        "torch.split_with_sizes_copy({v}, [1, {v}.shape[{d}] - 1], {d})[1]", "torch.stack(torch.unbind({v}, {d})[::-1], {d})", "{v}.sort({d}, descending=True, stable=True)[0]", "torch.bitwise_and({v}.to(torch.int32), 6) | 1", "torch.gcd({v}.int(), torch.tensor(6, dtype=torch.int32))", "{v}.to(torch.complex64).abs()",
+        "torch.split_with_sizes_copy({v}, [1, {v}.shape[{d}] - 1], {d})[1]", "torch.stack(torch.unbind({few}, {d})[::-1], {d})", "{v}.sort({d}, descending=True, stable=True)[0]", "torch.bitwise_and({v}.to(torch.int32), 6) | 1", "torch.gcd({v}.int(), torch.tensor(6, dtype=torch.int32))", "{v}.to(torch.complex64).abs()",
         "torch.view_as_real({v}.to(torch.complex64))", "torch.squeeze_copy({v})", "{v}.nanmedian()", "torch.cov({v}.float().reshape(-1, {v}.shape[-1])) if {v}.shape[-1] > 1 else {v}", "F.one_hot(({v} > 0).long(), 2).sum({d})",
     ]  # fmt: skip
     if v.floating:
@@ -113,7 +113,7 @@ def others(p: Program, c: Choices) -> bool:
             "F.triplet_margin_loss({v}, {v}.flip(0), {v} * 2)", "F.bilinear({v}, {v}, torch.ones(2, {v}.shape[-1], {v}.shape[-1], dtype={v}.dtype) / 32)", "F.nll_loss({v}.log_softmax(1), {v}.argmax(1), ignore_index=0, reduction='sum')", "F.cross_entropy({v}, {v}.argmax(1), label_smoothing=0.1)", "torch.linalg.multi_dot([{v}, {v}.mT, {v}]) / 64",
             "torch.chain_matmul({v}, {v}.mT) / 8", "torch.linalg.norm({v}, dim={d})", "torch.addmv({v}[:, 0], {v}, {v}[0])", "torch.addr({v}, {v}[:, 0], {v}[0])", "torch.addbmm({v}[0], {v}, {v}.mT @ {v}) / 64", "torch.cosine_embedding_loss({v}, {v} + 1, torch.ones({v}.shape[0], dtype={v}.dtype))",
         ]  # fmt: skip
-    return p.add(c.pick(options).format(v=v, d=d))
+    return p.add(c.pick(options).format(v=v, d=d, few=few(v, d)))
 
 
 @rule(1)
@@ -145,11 +145,11 @@ def copies(p: Program, c: Choices) -> bool:
         c.pick(
             (
                 "torch.narrow_copy({v}, 0, {n}, 1)", "torch.select_copy({v}, 0, {n})", "torch.slice_copy({v}, 0, {n})", "torch.diagonal_copy({v}[None])", "torch.expand_copy({v}, (2, *{v}.shape))", "torch.permute_copy({v}[None], ({d}, 0)) if {v}.dim() == 1 else torch.transpose_copy({v}, 0, {d})", "torch.view_copy({v}.contiguous(), (-1,))",
-                "torch.unfold_copy({v}, {d}, 1, 2)", "torch.unsqueeze_copy({v}, {d})", "torch.unbind_copy({v}, {d})[0]", "torch.detach_copy({v})", "torch.alias_copy({v})", "torch.as_strided_scatter({v}.contiguous(), {v}.flatten()[:1], (1,), (1,), {n})", "{v}.select_scatter({v}.select({d}, 0), {d}, -1)", "torch.unsafe_chunk({v}, 2, {d})[0]",
+                "torch.unfold_copy({v}, {d}, 1, 2)", "torch.unsqueeze_copy({v}, {d})", "torch.unbind_copy({few}, {d})[0]", "torch.detach_copy({v})", "torch.alias_copy({v})", "torch.as_strided_scatter({v}.contiguous(), {v}.flatten()[:1], (1,), (1,), {n})", "{v}.select_scatter({v}.select({d}, 0), {d}, -1)", "torch.unsafe_chunk({v}, 2, {d})[0]",
                 "torch.ops.aten._unsafe_index({v}, [torch.tensor([{n}, 0])])", "torch.ops.aten._unsafe_index_put({v}, [torch.tensor([{n}])], {v}[:1], True)", "{v}.put(torch.tensor([0, -1]), {v}.flatten()[:1].expand(2))", "{v}.index_reduce(0, torch.tensor([{n}, {n}]), {v}[:1].expand(2, *{v}.shape[1:]), 'amax')", "torch.empty_strided({v}.shape[:1], (2,)).zero_() + {n}",
                 "torch.empty_permuted(({n}, 2), (1, 0)).fill_(2)", "torch.clamp_max({v}, 1)", "torch.bucketize({v}, torch.tensor([-1.0, 0.0, 1.0]), right=True)", "torch.ops.aten.lift_fresh_copy({v})", "F.fractional_max_pool3d({v}.reshape(1, 1, 1, 1, -1).float(), 1, output_size=(1, 1, 1), _random_samples=torch.full((1, 1, 3), 0.5))",
             )
-        ).format(v=v, d=d, n=n)
+        ).format(v=v, d=d, n=n, few=few(v, d))
     )  # fmt: skip
 
 

@@ -62,6 +62,17 @@ def size(c: Choices, v: Value, d: int) -> str:
     return f"{v}.shape[{d}]"
 
 
+MOST_PARTS = 100
+"""Of one dimension, each a value of its own: torch takes minutes to trace thousands."""
+
+
+def few(v: Value, d: int) -> str:
+    """v, or as much of it as has no more than MOST_PARTS parts along d."""
+    if max(t.shape[d] for t in v.tensors) <= MOST_PARTS:
+        return str(v)
+    return f"{v}.narrow({d}, 0, {min(MOST_PARTS, v.size(d))})"
+
+
 def broadcasts(a: Value, b: Value) -> bool:
     for x, y in zip(a.tensors, b.tensors):
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..choices import Choices
 from ..program import Program, Value
-from .rules import axis, order, partner, rule, size
+from .rules import axis, few, order, partner, rule, size
 
 
 def has_dims(v: Value) -> bool:
@@ -129,6 +129,6 @@ def splitting(p: Program, c: Choices) -> bool:
     d = axis(c, v)
     n = v.size(d)
     if n < 2:
-        return p.add(f"{v}.unbind({d})[0]")
+        return p.add(f"{few(v, d)}.unbind({d})[0]")
     k = 1 + c.below(n - 1)
-    return p.add(c.pick((f"{v}.tensor_split([{k}], {d})", f"{v}.chunk(2, {d})", f"torch.split({v}, [{k}, {v}.shape[{d}] - {k}], {d})", f"{v}.split({v}.shape[{d}] - {k}, {d})[:2]", f"{v}.unbind({d})[:2]")), names=2)
+    return p.add(c.pick((f"{v}.tensor_split([{k}], {d})", f"{v}.chunk(2, {d})", f"torch.split({v}, [{k}, {v}.shape[{d}] - {k}], {d})", f"{v}.split({v}.shape[{d}] - {k}, {d})[:2]", f"{few(v, d)}.unbind({d})[:2]")), names=2)
