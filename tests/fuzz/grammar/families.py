@@ -136,7 +136,10 @@ def random_numbers(p: Program, c: Choices) -> bool:
 
 @rule(1)
 def copies(p: Program, c: Choices) -> bool:
-    """View ops that copy, ops of `torch.ops.aten` that few programs name."""
+    """View ops that copy, ops of `torch.ops.aten` that few programs name.
+
+    Views that torch does not declare as such (`unsafe_chunk`) are copied: nothing that traces sees that they share memory.
+    """
     v = p.value(c, lambda v: v.dim >= 1 and v.numel > 0)
     if v is None:
         return False
@@ -145,7 +148,7 @@ def copies(p: Program, c: Choices) -> bool:
         c.pick(
             (
                 "torch.narrow_copy({v}, 0, {n}, 1)", "torch.select_copy({v}, 0, {n})", "torch.slice_copy({v}, 0, {n})", "torch.diagonal_copy({v}[None])", "torch.expand_copy({v}, (2, *{v}.shape))", "torch.permute_copy({v}[None], ({d}, 0)) if {v}.dim() == 1 else torch.transpose_copy({v}, 0, {d})", "torch.view_copy({v}.contiguous(), (-1,))",
-                "torch.unfold_copy({v}, {d}, 1, 2)", "torch.unsqueeze_copy({v}, {d})", "torch.unbind_copy({few}, {d})[0]", "torch.detach_copy({v})", "torch.alias_copy({v})", "torch.as_strided_scatter({v}.contiguous(), {v}.flatten()[:1], (1,), (1,), {n})", "{v}.select_scatter({v}.select({d}, 0), {d}, -1)", "torch.unsafe_chunk({v}, 2, {d})[0]",
+                "torch.unfold_copy({v}, {d}, 1, 2)", "torch.unsqueeze_copy({v}, {d})", "torch.unbind_copy({few}, {d})[0]", "torch.detach_copy({v})", "torch.alias_copy({v})", "torch.as_strided_scatter({v}.contiguous(), {v}.flatten()[:1], (1,), (1,), {n})", "{v}.select_scatter({v}.select({d}, 0), {d}, -1)", "torch.unsafe_chunk({v}, 2, {d})[0].clone()",
                 "torch.ops.aten._unsafe_index({v}, [torch.tensor([{n}, 0])])", "torch.ops.aten._unsafe_index_put({v}, [torch.tensor([{n}])], {v}[:1], True)", "{v}.put(torch.tensor([0, -1]), {v}.flatten()[:1].expand(2))", "{v}.index_reduce(0, torch.tensor([{n}, {n}]), {v}[:1].expand(2, *{v}.shape[1:]), 'amax')", "torch.empty_strided({v}.shape[:1], (2,)).zero_() + {n}",
                 "torch.empty_permuted(({n}, 2), (1, 0)).fill_(2)", "torch.clamp_max({v}, 1)", "torch.bucketize({v}, torch.tensor([-1.0, 0.0, 1.0]), right=True)", "torch.ops.aten.lift_fresh_copy({v})", "F.fractional_max_pool3d({v}.reshape(1, 1, 1, 1, -1).float(), 1, output_size=(1, 1, 1), _random_samples=torch.full((1, 1, 3), 0.5))",
             )
