@@ -105,13 +105,12 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     why["row_tiles"] = "of a parallel iteration, which share a panel"
     if on_tiles:
         size = known(d.sizes[r.row])  # type: ignore[index]
-        rows, columns = 32 if size > 16 else size, min(columns, 2)
+        rows, columns = 32 if size > 16 else max(size, 1), min(columns, 2)
         why["rows"], why["tiles"] = f"tile registers have 16 rows; {size} rows", "bf16 in pairs, the reduction in whole tiles of 32"
         depth, why["depth"] = tiles.depth(d.sizes[pairs], columns * n * 2, target.caches)  # type: ignore[index, arg-type]
     work = rows * columns * n // 8
     for c in r.reductions:
         work *= known(d.sizes[c])
-    rows = max(rows, 1)
     if dot is None and not on_tiles:
         row_tiles, depth, group = _depth(kernel, r, rows, columns * n, target.caches, why)
     turned = dot is None and contiguous_rows(kernel, r)
@@ -386,7 +385,7 @@ def row_tile(size: object, limit: int, low: int = 0) -> int:
     for rows in range(limit, max(limit // 2, low), -1):
         if size % rows == 0:
             return rows
-    return -(-size // max(1, -(-size // limit)))
+    return max(1, -(-size // max(1, -(-size // limit))))
 
 
 def short_tile(rows: int) -> int:
