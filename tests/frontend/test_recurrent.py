@@ -7,6 +7,7 @@ import torch
 import torch._dynamo
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mlirc.frontend import recurrent as layers_of_torch
@@ -141,6 +142,24 @@ def test_units_known_only_at_run_time(kind, gates, units):
     compiled = torch.compile(f, backend="mlirc", dynamic=True, options={"strict": True})
     for n in units:
         args = [t.requires_grad_() for t in (R(2, 7), R(1, 1, n), R(gates * n, 7), R(gates * n, n))]
+        ours, eager = compiled(*args), f(*args)
+        torch.testing.assert_close(ours, eager)
+        torch.testing.assert_close(torch.autograd.grad(ours.sum(), args), torch.autograd.grad(eager.sum(), args), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind,gates", [("lstm", 4), ("gru", 3), ("rnn_tanh", 1)])
+@pytest.mark.parametrize("positions", [(5, 6, 9), (2, 1)], ids=["several", "one"])
+def test_steps_that_an_expression_counts(kind, gates, positions):
+    """A convolution of 5 or 6 positions leaves 3 steps."""
+
+    def f(x, kernel, h, w_ih, w_hh):
+        x = F.conv1d(x, kernel, stride=2, padding=1).mT
+        return getattr(torch, kind)(x, (h, h) if kind == "lstm" else h, [w_ih, w_hh], False, 1, 0.0, False, False, True)[0]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend="mlirc", dynamic=True, options={"strict": True})
+    for n in positions:
+        args = [t.requires_grad_() for t in (R(2, 4, n), R(8, 4, 3), R(1, 2, 5), R(gates * 5, 8), R(gates * 5, 5))]
         ours, eager = compiled(*args), f(*args)
         torch.testing.assert_close(ours, eager)
         torch.testing.assert_close(torch.autograd.grad(ours.sum(), args), torch.autograd.grad(eager.sum(), args), rtol=1e-4, atol=1e-5)
