@@ -63,12 +63,32 @@ def test_sums_of_many_terms_in_f64():
     check(f, lambda: (tensor((2, 3, 13, 3, 9), torch.float64, 1, "small integers"),))
 
 
+def test_results_that_equal_what_they_are_compared_with():
+    """-3 in one order of the sums, and a unit beside it in another."""
+    x = tensor((64, 3, 7), torch.float64, 1, "small integers")
+    results = []
+    for seed in range(40):
+        with Noise(seed):
+            results.append(F.scaled_dot_product_attention(x, x, x)[62, 2, 3].item())
+    assert -3.0 in results and any(y != -3.0 for y in results)
+
+
 def test_windows_whose_sums_cancel_in_f64():
     def f(x):
         x = x.flip(-1).flip(-2).flip(-3) if compiling() else x
         return F.adaptive_avg_pool3d(x, 1), F.avg_pool3d(x, (8, 6, 5))
 
     check(f, lambda: (tensor((200, 8, 6, 5), torch.float64, 1),))
+
+
+def test_losses_of_many_terms_in_f64():
+    """Of seven different numbers: each rounding of a sum one by one goes the same way."""
+
+    def f(x):
+        losses = F.binary_cross_entropy_with_logits(x, x.sigmoid(), reduction="none").flatten()
+        return losses.cumsum(0)[-1] / x.numel() if compiling() else F.binary_cross_entropy_with_logits(x, x.sigmoid())
+
+    check(f, lambda: (tensor((33, 8, 9, 4), torch.float64, 0, "small integers"),))
 
 
 @pytest.mark.parametrize("seed,least,most", [(0, 0.0, 0.01), (1, 0.4, 0.7)])
