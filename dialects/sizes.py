@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Sequence
 from typing import Union
 
 import sympy
@@ -84,6 +85,24 @@ def parse(text: str) -> Extent:
         raise CompileError(f"cannot read the size expression {text!r}") from e
 
 
+def _affine(e: ir.AffineExpr, dims: Sequence[Extent], symbols: Sequence[Extent]) -> Extent:
+    """An affine expression of what `dims` and `symbols` are."""
+    if isinstance(e, ir.AffineConstantExpr):
+        return e.value
+    if isinstance(e, ir.AffineDimExpr):
+        return dims[e.position]
+    if isinstance(e, ir.AffineSymbolExpr):
+        return symbols[e.position]
+    a, b = _affine(e.lhs, dims, symbols), sympy.Integer(1) * _affine(e.rhs, dims, symbols)
+    if isinstance(e, ir.AffineAddExpr):
+        return a + b
+    if isinstance(e, ir.AffineMulExpr):
+        return a * b
+    if isinstance(e, ir.AffineModExpr):
+        return _modulo(a, b)
+    return sympy.floor(a / b) if isinstance(e, ir.AffineFloorDivExpr) else sympy.ceiling(a / b)
+
+
 class Sizes:
     """Both directions for one function whose `index` arguments carry `mlirc.symbol`."""
 
@@ -127,6 +146,9 @@ class Sizes:
                 return sympy.Max(*args)
             case "arith.minsi":
                 return sympy.Min(*args)
+            case "affine.apply":  # what MLIR makes of two paddings, one behind the other
+                m = ir.AffineMapAttr(op.attributes["map"]).value
+                return _affine(m.results[0], args[: m.n_dims], args[m.n_dims :])
         raise CompileError(f"no size expression for {op.name}")
 
     def value(self, expr: Extent) -> ir.Value:

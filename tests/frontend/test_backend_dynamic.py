@@ -42,6 +42,7 @@ CASES = {
     "mask": (repeated_mask, lambda n, m: (R(n, m),)),
     "group norm": (lambda x: F.group_norm(x, 2), lambda n, m: (R(n, 4, m),)),
     "pad to eight": (lambda x: F.pad(x, (0, (-x.shape[1]) % 8)), lambda n, m: (R(n, m),)),
+    "two paddings": (lambda x: (F.pad(F.pad(x, (x.shape[0], 0)), (x.shape[1], x.shape[0])), F.pad(F.pad(x, (0, -(-x.shape[0] // 3))), (0, 0, 0, 2))), lambda n, m: (R(n, m),)),
     "stack": (lambda x: torch.stack([x, x * 2], 1).flatten(0, 1), lambda n, m: (R(n, m),)),
     "split": (lambda x: x.split(x.shape[0] // 2)[0] * 2, lambda n, m: (R(2 * n, m),)),
     "einsum": (lambda x, y: torch.einsum("bnd,bmd->bnm", x, y).softmax(-1), lambda n, m: (R(2, n, 8), R(2, m, 8))),
