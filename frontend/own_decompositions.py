@@ -28,6 +28,18 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = No
     return torch._refs.linspace(start, end, steps, dtype=dtype, **options)
 
 
+def eye(n: Any, m: Any = None, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: bool | None = False) -> torch.Tensor:
+    """torch's decomposition counts more than 256 rows in uint16, for which no kernels exist, in ATen as here."""
+    if layout not in (None, torch.strided) or pin_memory:
+        return NotImplemented
+    m = n if m is None else m
+    torch._check(n >= 0, lambda: f"n must be greater or equal to 0, got {n}")
+    torch._check(m >= 0, lambda: f"m must be greater or equal to 0, got {m}")
+    small = isinstance(n, int) and isinstance(m, int) and max(n, m) < 1 << 31
+    rows, columns = (torch.arange(size, dtype=torch.int32 if small else torch.int64, device=device) for size in (n, m))
+    return (rows.unsqueeze(1) == columns).to(dtype or torch.get_default_dtype())
+
+
 def addbmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
     """The sum of all products is one product along the batch as well."""
     along = a.shape[0] * a.shape[2]
@@ -179,6 +191,8 @@ OWN: dict[Any, Any] = {
     **foreach.decompositions(),
     aten._int_mm.default: int_mm,
     aten.upsample_nearest2d_backward.default: upsample_nearest2d_backward,
+    aten.eye.default: eye,
+    aten.eye.m: eye,
     **{getattr(aten.linspace, o): linspace for o in aten.linspace.overloads() if not o.endswith("out")},
     aten.addbmm.default: addbmm,
     aten.addmv.default: addmv,

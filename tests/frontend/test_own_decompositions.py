@@ -215,3 +215,21 @@ def test_samples_of_a_grid_are_row_major():
     f = lambda x, g: F.grid_sample(x, g, align_corners=False)  # noqa: E731
     x, grid = torch.randn(2, 3, 7, 4), torch.rand(2, 5, 6, 2).transpose(1, 2)
     assert torch.compile(f, backend="mlirc", options={"strict": True})(x, grid).stride() == f(x, grid).stride() == (90, 30, 5, 1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_identity_matrices(dynamic):
+    """Of up to 256 rows, of more, of none."""
+
+    def f(x):
+        n = x.shape[0]
+        return torch.eye(n) * x[:, None], torch.eye(n, 3, dtype=torch.bool), torch.eye(0), torch.eye(257, 2, dtype=torch.int64), torch.eye(300, dtype=torch.bfloat16)
+
+    for n in (5, 256, 300):
+        compare(f, R(n), dynamic=dynamic)
+        assert not left_to_aten()
+
+
+def test_identity_matrices_of_less_than_nothing():
+    with pytest.raises(Exception, match="greater or equal to 0, got -1"):
+        torch.compile(lambda x: torch.eye(x.shape[0] - 4) + 1, backend="mlirc", options=OPTIONS)(R(3))
