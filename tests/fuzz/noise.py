@@ -148,7 +148,7 @@ class Noise(TorchDispatchMode):
 
 
 def _with_memory(x: Any) -> Any:
-    """Gradients that are zero have none in autograd."""
+    """Gradients that are zero have none in autograd; under a mode, ATen crashes where it multiplies them by a number."""
     return torch.zeros(x.shape, dtype=x.dtype) if isinstance(x, torch.Tensor) and x._is_zerotensor() else x
 
 
@@ -197,7 +197,7 @@ class Double(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        args = pytree.tree_map(_double, args)
+        args = pytree.tree_map(_double, pytree.tree_map(_with_memory, args))
         kwargs = {k: _double(v) for k, v in kwargs.items()}
         return func(*args, **kwargs)
 

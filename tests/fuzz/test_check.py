@@ -196,8 +196,9 @@ def test_derivatives_near_their_zeros(function, zero):
     check(function, lambda: (tensor((5000,), torch.float32, 1) / 1000 + zero,), grad=True)
 
 
-def test_gradients_that_have_no_memory():
-    Run(lambda x: (torch.sgn(x), F.huber_loss(x, x * 0.5)), inputs(), True, Noise(0))
+@pytest.mark.parametrize("mode", [lambda: Noise(0), Double])
+def test_gradients_that_have_no_memory(mode):
+    Run(lambda x: (torch.sgn(torch.deg2rad(x)), F.huber_loss(x, x * 0.5)), inputs(), True, mode())
 
 
 def test_one_kind_of_difference_is_asked_for():
