@@ -75,8 +75,9 @@ def as_announced(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Cal
                 if not isinstance(x, torch.Tensor):
                     continue
                 strides = [s if isinstance(s, int) else int(s.node.expr.xreplace(sizes)) for s in like.stride()]
-                if all(strides) and (list(x.stride()) != strides or x.dtype != like.dtype):
-                    results[i] = torch.empty_strided(x.shape, strides, dtype=like.dtype).copy_(x)
+                if list(x.stride()) != strides or x.dtype != like.dtype:
+                    part = x[tuple(slice(None) if s else slice(0, 1) for s in strides)]  # the rest repeats it
+                    results[i] = torch.empty_strided(part.shape, strides, dtype=like.dtype).copy_(part).expand(x.shape)
             return results
 
         return make_boxed_func(run)

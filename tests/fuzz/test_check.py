@@ -317,6 +317,12 @@ def test_strides_that_torch_announces_for_symbolic_sizes():
     assert e.value.kind == "strides" and e.value.by_torch
 
 
+def test_strides_that_torch_announces_for_what_is_repeated():
+    with pytest.raises(Difference) as e:
+        check(lambda x: torch.copysign(x.t(), x).expand(2, 5, 5), lambda: (tensor((5, 5), torch.float32),))
+    assert e.value.kind == "strides" and e.value.by_torch
+
+
 def test_views_that_are_returned_with_gradients():
     def inputs():
         x = tensor((3,), torch.float32)
