@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 import pytest
@@ -10,6 +11,12 @@ import pytest
 from mlirc.tests import overhead
 
 pytest.register_assert_rewrite("mlirc.tests.models")
+
+
+def pytest_configure():
+    """A shell starts what runs behind it (`make test &`) with interrupts ignored, and what the tests start and interrupt would be as well."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():
