@@ -191,8 +191,10 @@ def _layers(
         # In the words of the modules. ATen's own message would be another one for each fault, and oneDNN reads what is not there.
         if tuple(state.shape) != expected:
             raise RuntimeError(f"Expected hidden size {expected}, got {list(state.shape)}")
-    # A guard says that there are so many steps; the size itself stays an expression, if it is not a symbol alone.
-    x = (x.transpose(0, 1) if batch_first else x).narrow(0, 0, steps)
+    x = x.transpose(0, 1) if batch_first else x
+    if not isinstance(x.shape[0], int):
+        # A guard says that there are so many steps; the size itself stays an expression, if it is not a symbol alone.
+        x = x.narrow(0, 0, steps)
     hs, cs = [], []
     for layer in range(layers):
         outs = []
