@@ -180,7 +180,23 @@ def smooth_l1_loss_backward(grad: torch.Tensor, x: torch.Tensor, target: torch.T
     return torch.where(x <= -beta, -grad, torch.where(x >= beta, grad, grad * x / beta))
 
 
+def std(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> torch.Tensor:
+    """In f64, as ATen's: of numbers above 1e19 or below 1e-19 the squares, but not their root, are out of f32's range."""
+    if not x.dtype.is_floating_point or x.dtype == torch.float64:
+        return NotImplemented
+    return aten.var.correction(x.double(), dim, correction=correction, keepdim=keepdim).sqrt().to(x.dtype)
+
+
+def std_mean(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    if not x.dtype.is_floating_point or x.dtype == torch.float64:
+        return NotImplemented
+    var, mean = aten.var_mean.correction(x.double(), dim, correction=correction, keepdim=keepdim)
+    return var.sqrt().to(x.dtype), mean.to(x.dtype)
+
+
 OWN: dict[Any, Any] = {
+    aten.std.correction: std,
+    aten.std_mean.correction: std_mean,
     aten.smooth_l1_loss_backward.default: smooth_l1_loss_backward,
     aten.grid_sampler_2d.default: grid_sampler_2d,
     aten.roll.default: roll,

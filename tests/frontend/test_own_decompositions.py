@@ -233,3 +233,25 @@ def test_identity_matrices(dynamic):
 def test_identity_matrices_of_less_than_nothing():
     with pytest.raises(Exception, match="greater or equal to 0, got -1"):
         torch.compile(lambda x: torch.eye(x.shape[0] - 4) + 1, backend="mlirc", options=OPTIONS)(R(3))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_std_of_numbers_whose_squares_overflow(dtype, dynamic):
+    """ATen adds up in f64: what f32 can hold is returned, and so are its gradients."""
+    rows = torch.tensor([[-0.5, 1e38, 3.0], [1e-30, 3e-30, -2e-30], [1.0, 1.0 + 2**-7, 1.0], [INF, 1.0, 2.0], [NAN, 1.0, 2.0], [2.0] * 3])
+
+    def f(x):
+        return [x.std(), x.std(0), x.std(1, correction=0), x.std(1, keepdim=True), *torch.std_mean(x[:3], 1)]  # ATen's mean of inf is NaN
+
+    def gradients(x):
+        return torch.autograd.grad(x.std(1).sum() + x.std(), x)
+
+    for x in (rows, R(33, 17) * 1e-25, R(33, 17) * 1e25):
+        x = x.to(dtype)
+        rtol = 1e-5 if dtype == torch.float32 else 0.02
+        torch.testing.assert_close(compare(f, x, dynamic=dynamic), f(x), atol=0, rtol=rtol, equal_nan=True)
+        expected = gradients(x.requires_grad_())
+        atol = rtol * expected[0].nan_to_num().abs().max().item()
+        torch.testing.assert_close(compare(gradients, x, dynamic=dynamic), expected, atol=atol, rtol=rtol, equal_nan=True)
+    assert not left_to_aten()
