@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 import traceback
 import warnings
@@ -111,7 +112,7 @@ def _compare(pair: Pair, mode: str, sample: Sample, expected: "_Run", values: bo
     try:
         got = _run(sample, mode, backend)
     except Exception:
-        return "raises", traceback.format_exc(limit=-6)[-6000:]
+        return "raises", _error()
     close = tolerance(pair.name, pair.dtype)
     exact: _Run | None = None
     for part in _PARTS:
@@ -129,6 +130,15 @@ def _compare(pair: Pair, mode: str, sample: Sample, expected: "_Run", values: bo
             except Exception:
                 return "differs", str(e)
     return "right", ""
+
+
+_NATIVE_FRAME = re.compile(r"(\n|\\n)frame #\d+: .*?(?=\n|\\n|\Z)")
+"""A line of the native stacks that torch puts into its messages, which may be quoted in another one's."""
+
+
+def _error() -> str:
+    """The end of the traceback of the exception in hand."""
+    return _NATIVE_FRAME.sub("", traceback.format_exc(limit=-6))[-6000:]
 
 
 _PARTS = {"outputs": "output", "inputs": "input afterwards", "gradients": "gradient"}

@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 
 from mlirc.tests.opinfo.cases import Pair
-from mlirc.tests.opinfo.check import check
+from mlirc.tests.opinfo.check import _error, check
 
 
 def _changed(change):
@@ -60,3 +60,13 @@ def test_a_wrong_gradient_is_seen(pair):
 
 def test_what_eager_raises_too_is_not_counted():
     assert check(Pair("cholesky", "i64"), "forward").outcome == "nothing"
+
+
+def test_native_stacks_are_left_out():
+    frames = "".join(f"\nframe #{i}: f(int) + 0x{i} (0x7e0 in lib.so)" for i in range(500))
+    try:
+        raise ValueError(f"no such thing{frames}\n{('quoted' + frames)!r}, and so on")
+    except ValueError:
+        text = _error()
+    assert text.startswith("Traceback") and "ValueError: no such thing" in text and "and so on" in text
+    assert "frame #" not in text
