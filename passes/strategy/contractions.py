@@ -74,68 +74,96 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     """Choose from the shape, the registers and the caches (`blocks`)."""
     from ..vectorize.roles import roles
 
-    d = kernel.domain
-    r = roles(kernel)
-    n = lanes(kernel, target)
-    why = {"lanes": f"{target.vector_bits}-bit vectors"}
-    dot = _dot(kernel, r)
-    columns = _columns(kernel, r, target, n) if dot is None else 1
-    unroll = 4 if dot is not None and len(r.reductions) == 1 else 1
-    dot_pairs = unroll > 1 and target.has_avx512_bf16 and n == 16 and st.reads_bf16(kernel.domain.anchor)
-    if dot is not None:
-        why["dot"] = "few rows, and both operands are contiguous along the reduction: what is large is read in one stream, unpacked"
-        why["unroll"] = "sums that hide the latency of an addition" if unroll > 1 else "several reductions: one vector at a time"
-    shared = _shared(kernel, r) if dot is None else None
-    if shared is not None:
-        columns = 1
-        why["shared"] = "neighbouring rows see the same elements through different taps: each is loaded once"
-    limit, why["rows"] = _most_rows(kernel, r, target, columns, dot, shared)
-    rows = 1
-    if r.row is not None:
-        rows = row_tile(d.sizes[r.row], limit, SUMS_UNDER_WAY // columns if dot is None and shared is None else 0)
-        why["rows"] += f"; {_tiling(d.sizes[r.row], rows)}"
-    else:
-        why["rows"] = "no class of rows"
-    why["columns"] = f"{known(d.sizes[r.lane])} columns, {n} to a vector" if r.lane is not None else "no class of columns"
-    pairs = _pairs(kernel)
+    r, n, pairs = roles(kernel), lanes(kernel, target), _pairs(kernel)
+    why = {"lanes": f"{target.vector_bits}-bit vectors", "row_tiles": "of a parallel iteration, which share a panel"}
+    why["columns"] = f"{known(kernel.domain.sizes[r.lane])} columns, {n} to a vector" if r.lane is not None else "no class of columns"
     if pairs is not None:
         why["pairs"] = "bf16 is multiplied in pairs along the reduction"
-    on_tiles = tiles.possible(kernel, r, pairs, n, target)
-    row_tiles, depth, group = PLAIN_ROW_TILES, None, 1
-    why["row_tiles"] = "of a parallel iteration, which share a panel"
-    if on_tiles:
-        size = known(d.sizes[r.row])  # type: ignore[index]
-        rows, columns = 32 if size > 16 else max(size, 1), min(columns, 2)
-        why["rows"], why["tiles"] = f"tile registers have 16 rows; {size} rows", "bf16 in pairs, the reduction in whole tiles of 32"
-        depth, why["depth"] = tiles.depth(d.sizes[pairs], columns * n * 2, target.caches)  # type: ignore[index, arg-type]
-    work = rows * columns * n // 8
-    for c in r.reductions:
-        work *= known(d.sizes[c])
-    if dot is None and not on_tiles:
-        row_tiles, depth, group = _depth(kernel, r, rows, columns * n, target.caches, why)
-    turned = dot is None and contiguous_rows(kernel, r)
-    if turned:
-        why["turned"] = "results are contiguous along the rows: vectors of these are stored, instead of single elements"
-        if depth is None and not on_tiles:
-            row_tiles, why["row_tiles"] = _turned_row_tiles(d.sizes[r.row], rows, n)  # type: ignore[index]
-    ops = _epilogue_ops(kernel)
-    looped = rows * columns > 4 and dot is None and ops > LONG_EPILOGUE
-    why["looped_epilogue"] = f"about {ops} ops for an element of the result; above {LONG_EPILOGUE} one copy of them serves all rows"
-    grain = max(1, WORK_PER_THREAD // max(work, 1))
-    why["grain"] = f"about {work} element-operations an iteration, and a thread is worth {WORK_PER_THREAD}"
-    first, why["lanes_first"] = _lanes_first(kernel, r, columns * n, target.caches)
-    if on_tiles:
-        first = first and bool(r.outer)
+    strategy = ContractionStrategy(lanes=n, rows=1, columns=1, row=r.row, lane=r.lane, pairs=pairs, why=why)
+    for form in (_streamed, _on_tiles, _in_registers):
+        chosen = form(kernel, r, target, strategy)
+        if chosen is not None:
+            return _with_grain(kernel, r, _with_epilogue(kernel, r, chosen))
+    raise AssertionError("every product can have its sums in registers")
+
+
+def _streamed(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy | None:
+    """Few rows with unpacked operands that are contiguous along the reduction, which has the lanes then."""
+    dot = _dot(kernel, r)
+    if dot is None:
+        return None
+    alone = len(r.reductions) == 1
+    s.why["dot"] = "few rows, and both operands are contiguous along the reduction: what is large is read in one stream, unpacked"
+    s.why["unroll"] = "sums that hide the latency of an addition" if alone else "several reductions: one vector at a time"
+    rows = _rows(kernel, r, 4 if target.vector_bits == 512 else 2, 0, "rows that share a stream", s.why)
+    first, s.why["lanes_first"] = _lanes_first(kernel, r, s.lanes, target.caches)
+    in_pairs = alone and target.has_avx512_bf16 and s.lanes == 16 and st.reads_bf16(kernel.domain.anchor)
+    return replace(s, dot=dot, unroll=4 if alone else 1, dot_pairs=in_pairs, rows=rows, row_tiles=PLAIN_ROW_TILES, lanes_first=first)
+
+
+def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy | None:
+    """Products of bf16 whose sums are in tile registers (AMX), and the blocks of rows that go with them."""
+    d = kernel.domain
+    if not tiles.possible(kernel, r, s.pairs, s.lanes, target):
+        return None
+    size = known(d.sizes[r.row])  # type: ignore[index]
+    rows, columns = size if size <= 16 else 32, min(_columns(kernel, r, target, s.lanes), 2)
+    width = columns * s.lanes
+    s.why["rows"], s.why["tiles"] = f"tile registers have 16 rows; {size} rows", "bf16 in pairs, the reduction in whole tiles of 32"
+    depth, s.why["depth"] = tiles.depth(d.sizes[s.pairs], width * 2, target.caches)  # type: ignore[index, arg-type]
+    first, s.why["lanes_first"] = _lanes_first(kernel, r, width, target.caches)
+    first = first and bool(r.outer)
+    around = tiles.row_blocks(kernel, r, rows, first, target.caches, s.why)
+    return replace(s, tiles=True, rows=rows, columns=columns, depth=depth, lanes_first=first, **asdict(around))
+
+
+def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy:
+    """A tile of sums in vector registers, and the blocks of the reduction around it; of a depthwise convolution with its taps."""
+    shared = _shared(kernel, r)
+    columns = _columns(kernel, r, target, s.lanes) if shared is None else 1
+    width = columns * s.lanes
+    limit, reason = _most_rows(kernel, r, target, columns, shared)
+    rows = _rows(kernel, r, limit, SUMS_UNDER_WAY // columns if shared is None else 0, reason, s.why)
+    row_tiles, depth, group = _depth(kernel, r, rows, width, target.caches, s.why)
+    first, s.why["lanes_first"] = _lanes_first(kernel, r, width, target.caches)
     if shared is not None:
-        first, why["lanes_first"] = True, "the weights of a block of channels are in registers"
-    strategy = ContractionStrategy(
-        lanes=n, rows=rows, columns=columns, row=r.row, lane=r.lane, dot=dot, unroll=unroll, dot_pairs=dot_pairs, pairs=pairs, tiles=on_tiles,
-        shared=shared, row_tiles=row_tiles, depth=depth, group=group, lanes_first=first, short_rows=short_tile(rows), looped_epilogue=looped,
-        turned=turned, grain=grain, why=why,
-    )  # fmt: skip
-    if on_tiles:
-        return replace(strategy, **asdict(tiles.row_blocks(kernel, r, rows, first, target.caches, why)))
-    return strategy
+        s.why["shared"] = "neighbouring rows see the same elements through different taps: each is loaded once"
+        first, s.why["lanes_first"] = True, "the weights of a block of channels are in registers"
+    return replace(s, rows=rows, columns=columns, shared=shared, row_tiles=row_tiles, depth=depth, group=group, lanes_first=first)
+
+
+def _rows(kernel: KernelFunction, r: Roles, limit: int, low: int, reason: str, why: dict[str, str]) -> int:
+    """Of a register tile: at most `limit`, for that `reason`, and more than `low` where they are to divide all rows."""
+    if r.row is None:
+        why["rows"] = "no class of rows"
+        return 1
+    size = kernel.domain.sizes[r.row]
+    rows = row_tile(size, limit, low)
+    why["rows"] = f"{reason}; {_tiling(size, rows)}"
+    return rows
+
+
+def _with_epilogue(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> ContractionStrategy:
+    """How results leave the registers: transposed or not, by one copy of the epilogue's code or one for each row."""
+    ops = _epilogue_ops(kernel)
+    s.why["looped_epilogue"] = f"about {ops} ops for an element of the result; above {LONG_EPILOGUE} one copy of them serves all rows"
+    if s.dot is not None:
+        return s
+    row_tiles, turned = s.row_tiles, contiguous_rows(kernel, r)
+    if turned:
+        s.why["turned"] = "results are contiguous along the rows: vectors of these are stored, instead of single elements"
+        if s.depth is None and not s.tiles:
+            row_tiles, s.why["row_tiles"] = _turned_row_tiles(kernel.domain.sizes[r.row], s.rows, s.lanes)  # type: ignore[index]
+    return replace(s, turned=turned, row_tiles=row_tiles, looped_epilogue=s.rows * s.columns > 4 and ops > LONG_EPILOGUE)
+
+
+def _with_grain(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> ContractionStrategy:
+    """The iterations that are worth a thread, and the second register tile for symbolic rows."""
+    work = s.rows * s.columns * s.lanes // 8
+    for c in r.reductions:
+        work *= known(kernel.domain.sizes[c])
+    s.why["grain"] = f"about {work} element-operations an iteration, and a thread is worth {WORK_PER_THREAD}"
+    return replace(s, grain=max(1, WORK_PER_THREAD // max(work, 1)), short_rows=short_tile(s.rows))
 
 
 FEW_ROWS = 4
@@ -210,12 +238,8 @@ def sum_registers(target: Target) -> int:
     return target.vector_registers - 4
 
 
-def _most_rows(
-    kernel: KernelFunction, r: Roles, target: Target, columns: int, dot: int | None, shared: int | None
-) -> tuple[int, str]:
+def _most_rows(kernel: KernelFunction, r: Roles, target: Target, columns: int, shared: int | None) -> tuple[int, str]:
     """How many rows a register tile may have, and why."""
-    if dot is not None:
-        return (4, "rows that share a stream") if target.vector_bits == 512 else (2, "rows that share a stream")
     budget = sum_registers(target)
     reason = f"{target.vector_registers} registers: {budget} for sums"
     if shared is not None:
