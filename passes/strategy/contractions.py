@@ -80,11 +80,12 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     if pairs is not None:
         why["pairs"] = "bf16 is multiplied in pairs along the reduction"
     strategy = ContractionStrategy(lanes=n, rows=1, columns=1, row=r.row, lane=r.lane, pairs=pairs, why=why)
-    for form in (_streamed, _on_tiles, _in_registers):
-        chosen = form(kernel, r, target, strategy)
-        if chosen is not None:
-            return _with_grain(kernel, r, _with_epilogue(kernel, r, chosen))
-    raise AssertionError("every product can have its sums in registers")
+    strategy = (
+        _streamed(kernel, r, target, strategy)
+        or _on_tiles(kernel, r, target, strategy)
+        or _in_registers(kernel, r, target, strategy)
+    )
+    return _with_grain(kernel, r, _with_epilogue(kernel, r, strategy))
 
 
 def _streamed(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy | None:
