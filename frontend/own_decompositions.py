@@ -188,6 +188,7 @@ def std(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bo
 
 
 def std_mean(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    """In f64, like `std`."""
     if not x.dtype.is_floating_point or x.dtype == torch.float64:
         return NotImplemented
     var, mean = aten.var_mean.correction(x.double(), dim, correction=correction, keepdim=keepdim)

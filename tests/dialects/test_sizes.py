@@ -26,7 +26,7 @@ def _read(body: str):
     with kernel_context(), ir.Location.unknown():
         module = ir.Module.parse(FUNCTION.format(body))
         function = module.body.operations[0].operation
-        end = function.regions[0].blocks[0].operations[len(function.regions[0].blocks[0].operations) - 1]
+        *_, end = function.regions[0].blocks[0].operations
         sizes = Sizes(function)
         read = sizes.expr(end.operands[0])
         with ir.InsertionPoint(end):
