@@ -14,7 +14,7 @@ the memory of %init (see `passes.in_place`).
 
 The same, with the updates of each row together: %order has the numbers of the updates by row, in their order within it, and those of row r end
 at %ends[r], where those of row r + 1 begin. %space says how many rows there are. An index out of range sets the status, and no row
-has updates then.
+has updates then. Each row is computed by itself, and so %init is only read: it may be computed in the kernel, and the result be read there.
 
     %s = "mlirc.scan"(%x) {combine = "arith.addf", dim = 1}
 

@@ -11,6 +11,8 @@ classes, everything that it stores runs over the same space:
                   contractions that `passes.siblings` found to read the same rows, and of each stored value the sibling's classes
     concat        one tensor.concat of elementwise or padded values
     scatter       one scatter of elementwise values; its loops are those of the updates
+    segments      one scatter of elementwise values whose updates are in buckets, and stored values that run over exactly the dims of
+                  its result, in that order; its loops are those of the updates, which it reduces, and then the one over the rows
     bucket        the order of a scatter's updates, from elementwise values
     scan          one scan of an elementwise value
 
@@ -63,6 +65,8 @@ def result_loops(op: ir.Operation, position: int = 0) -> list[int | None]:
         return st.map_dims(st.maps(op)[len(op.operands) - len(op.results) + position])
     if st.kind(op) == "scatter":
         return [None if t < 0 else t for t in own.target(op)]
+    if op.name == "mlirc.segments":
+        return [len(st.shape(op.operands[1])) if t < 0 else t for t in own.target(op)]
     if op.name == "mlirc.bucket":
         return [None] if position else [0]
     return list(range(len(st.shape(op.results[position]))))
@@ -72,6 +76,8 @@ def result_loops(op: ir.Operation, position: int = 0) -> list[int | None]:
 def loop_count(op: ir.Operation) -> int:
     if op.name == "linalg.generic":
         return len(st.iterators(op))
+    if op.name == "mlirc.segments":
+        return len(st.shape(op.operands[1])) + 1
     return len(st.shape(op.operands[1] if st.kind(op) == "scatter" else op.results[0]))
 
 
@@ -86,9 +92,11 @@ def operand_loops(op: ir.Operation) -> list[tuple[ir.Value, list[int | None]]]:
         return [(op.operands[0], list(range(len(st.shape(op.operands[0])))))]
     if st.kind(op) == "scatter":
         init, updates, *others = op.operands
-        walked: list[tuple[ir.Value, list[int | None]]] = [(updates, list(range(len(st.shape(updates)))))]
-        walked += [(v, st.map_dims(own.index_map(op)) if own.indices(op) else [None]) for v in others]
-        return [(init, [None] * len(st.shape(init))), *walked]
+        walked = [(v, st.map_dims(own.index_map(op))) for v in others]
+        return [(init, [None] * len(st.shape(init))), (updates, list(range(len(st.shape(updates))))), *walked]
+    if op.name == "mlirc.segments":
+        init, updates, *buckets = op.operands
+        return [(init, result_loops(op)), (updates, list(range(len(st.shape(updates))))), *((v, [None]) for v in buckets)]
     return [(v, [None] * len(st.shape(v))) for v in st.inputs(op)]
 
 
@@ -142,7 +150,7 @@ def _analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st
     inside = set(ops)
     real = [op for op in ops if st.kind(op) not in ("view", "aux")]
     anchors = [op for op in real if st.kind(op) in ("contraction", "convolution")]
-    special = [op for op in real if st.kind(op) in ("concat", "scatter", "bucket", "scan")]
+    special = [op for op in real if st.kind(op) in ("concat", "scatter", "segments", "bucket", "scan")]
     reductions = [op for op in real if st.kind(op) == "reduction"]
     if len(anchors) + len(special) > 1 and (special or not st.siblings(anchors)):
         raise Never("two anchors")
@@ -212,6 +220,8 @@ def _analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st
     domain.displaced, domain.reductions = displaced, reductions
     if anchors:
         return _contraction(domain, anchors, roots)
+    if special and st.kind(special[0]) == "segments":
+        return _segments(domain, special[0], roots)
     if special:
         padded = any(st.kind(o) == "pad" for o in real) and st.kind(special[0]) != "concat"
         if domain.reductions or roots != special or padded:
@@ -268,6 +278,19 @@ def _contraction(domain: Domain, anchors: list[ir.Operation], roots: Sequence[ir
     return domain
 
 
+def _segments(domain: Domain, anchor: ir.Operation, roots: Sequence[ir.Operation]) -> Domain:
+    if domain.reductions:
+        raise Invalid("a reduction beside updates in buckets")
+    if any(st.kind(op) == "pad" for op in domain.loops):
+        raise Invalid("padding around updates in buckets")
+    domain.kind, domain.anchor = "segments", anchor
+    domain.rows, *others = [[domain.loops[r][i] for i in result_loops(r) if i is not None and domain.loops[r][i] is not None] for r in (anchor, *roots)]  # type: ignore[misc]
+    domain.inner = [c for c in domain.classes(anchor) if c not in domain.rows]
+    if any(rows != domain.rows for rows in others):
+        raise Invalid("stored value does not have the shape of what is updated")
+    return domain
+
+
 def _rows(domain: Domain, roots: Sequence[ir.Operation]) -> Domain:
     spaces = set()
     for op in domain.reductions:
@@ -290,6 +313,8 @@ def _rows(domain: Domain, roots: Sequence[ir.Operation]) -> Domain:
 
 def loop_sizes(op: ir.Operation, shapes: st.Shapes) -> list[Hashable]:
     """The size of each loop of an op."""
+    if op.name == "mlirc.segments":
+        return [*shapes.of(op.operands[1]), *(n for n, t in zip(shapes.of(op.results[0]), own.target(op)) if t < 0)]
     if op.name != "linalg.generic":
         return shapes.of(op.operands[1] if st.kind(op) == "scatter" else op.results[0])
     out: list[Hashable] = [None] * len(st.iterators(op))

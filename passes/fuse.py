@@ -28,8 +28,8 @@ from .repetition import much_padding, often_copied, repeats, too_often
 
 PASS_NAME = "mlirc-fuse"
 MAX_OPS = 64
-ANCHORS = ("contraction", "convolution", "concat", "scatter", "bucket", "scan")
-FUSIBLE = ("elementwise", "reduction", "contraction", "convolution", "pad", "concat", "scatter", "bucket", "scan")
+ANCHORS = ("contraction", "convolution", "concat", "scatter", "segments", "bucket", "scan")
+FUSIBLE = ("elementwise", "reduction", "pad", *ANCHORS)
 
 
 def fuse(function: ir.Operation, shapes: st.Shapes) -> None:
@@ -52,10 +52,14 @@ def duplicate_free_producers(block: ir.Block) -> None:
         for use in op.results[0].uses:
             if st.operation(use.owner) not in users:
                 users.append(st.operation(use.owner))
-        for user in users[1:]:
+        # Before its user, the first one's too: kernels that are alike have their ops in the same order.
+        for n, user in enumerate(users):
             place = user
             while place.parent is not None and st.operation(place.parent) != st.operation(block.owner):
                 place = st.operation(place.parent)
+            if n == 0:
+                op.move_before(place)
+                continue
             copy = op.clone(ip=ir.InsertionPoint(place))
             for i, v in enumerate(user.operands):
                 if v == op.results[0]:

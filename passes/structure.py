@@ -73,8 +73,8 @@ def is_tensor(value: ir.Value) -> bool:
 
 @remembered
 def kind(op: ir.Operation) -> str:
-    """`view`, `elementwise`, `reduction`, `contraction`, `convolution`, `pad`, `concat`, `scatter`, `bucket`, `scan`, `call`,
-    `return` or `aux`."""
+    """`view`, `elementwise`, `reduction`, `contraction`, `convolution`, `pad`, `concat`, `scatter`, `segments`, `bucket`, `scan`,
+    `call`, `return` or `aux`."""
     name = op.name
     if name in VIEWS:
         return "view"
@@ -89,7 +89,7 @@ _KINDS = {
     "tensor.pad": "pad",
     "tensor.concat": "concat",
     "mlirc.scatter": "scatter",
-    "mlirc.segments": "scatter",
+    "mlirc.segments": "segments",
     "mlirc.bucket": "bucket",
     "mlirc.scan": "scan",
     "func.call": "call",

@@ -12,7 +12,7 @@ from ...dialects.mlir import ir
 from .adjust import MODEL, Adjustment, Pin, adjusted, parse_pins, pinned
 from .contractions import ContractionStrategy, contraction, pack_shape
 from .loops import LANE_CHUNK, LoopStrategy, loops, margins, transposes
-from .scatter import bucket, scan, scatter, why_in_order
+from .scatter import bucket, scan, scatter, segments, why_in_order
 from .stage import staged
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def select_strategy(kernel: KernelFunction, target: Target) -> Strategy:
         return contraction(kernel, target)
     if kernel.domain.kind == "scatter":
         return scatter(kernel, target)
+    if kernel.domain.kind == "segments":
+        return segments(kernel, target)
     if kernel.domain.kind == "bucket":
         return bucket(kernel, target)
     if kernel.domain.kind == "scan":

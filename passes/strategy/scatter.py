@@ -19,8 +19,6 @@ def scatter(kernel: KernelFunction, target: Target) -> LoopStrategy:
     """Threads and lanes share what no two updates can collide in; lanes only where the result is contiguous."""
     op, d = kernel.domain.anchor, kernel.domain
     assert op is not None
-    if op.name == "mlirc.segments":
-        return _segments(kernel, target)
     steps, sizes = _stored_steps(kernel), list(d.sizes)
     merged: dict[int, int] = {}
     free = [c for t in own.free_loops(op) if (c := d.loops[op][t]) is not None]
@@ -49,24 +47,23 @@ FEW_OPS = 6
 """Of a vector of an update, which take no more registers than its sum: what is gathered and widened has five."""
 
 
-def _segments(kernel: KernelFunction, target: Target) -> LoopStrategy:
+def segments(kernel: KernelFunction, target: Target) -> LoopStrategy:
     """Threads share the rows of the result; a block of a row stays in registers while its updates are read."""
     op, d = kernel.domain.anchor, kernel.domain
     assert op is not None
-    steps, sizes = _stored_steps(kernel), list(d.sizes)
+    sizes = list(d.sizes)
     merged: dict[int, int] = {}
-    free = merge([c for t in own.free_loops(op) if (c := d.loops[op][t]) is not None], kernel.accesses, sizes, merged)
-    (ordered,) = [c for t, c in enumerate(d.loops[op]) if t not in own.free_loops(op) and c is not None]
-    lane = next(c for c in free if steps.get(c) == 1)
-    n, ops = lanes(kernel, target), 4 + body_ops(kernel)
+    # A row is contiguous, and so are the results: its last dim is the innermost of all.
+    *serial, lane = merge([c for t in own.free_loops(op) if (c := d.loops[op][t]) is not None], kernel.accesses, sizes, merged)
+    (ordered,) = d.inner
+    n = lanes(kernel, target)
     vectors = -(-known(sizes[lane]) // n)
     # Half of the registers for sums, fewer where the updates take registers to compute.
-    most = max(1, target.vector_registers // 2 * FEW_OPS // max(lane_ops(kernel, lane), FEW_OPS))
+    most = max(1, target.vector_registers // 2 * FEW_OPS // max(lane_ops(kernel, lane, ordered), FEW_OPS))
     unroll = -(-vectors // -(-vectors // most))
     rows = kernel.shapes.of(op.results[0])[own.target(op).index(-1)]
     updates = -(-known(sizes[ordered]) // max(known(rows), 1))
-    serial = [c for c in free if c != lane]
-    work = ops * updates * product(free, sizes)
+    work = ((4 + body_ops(kernel, {ordered})) * updates + body_ops(kernel)) * product([*serial, lane], sizes)
     why = {
         "unroll": f"{vectors} vectors to a row, and {target.vector_registers} registers",
         "ahead": "no prefetcher of the CPU's knows where updates lie",

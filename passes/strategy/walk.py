@@ -80,12 +80,14 @@ def body_ops(kernel: KernelFunction, along: set[int] | None = None) -> int:
     return sum(len(list(op.regions[0].blocks[0].operations)) for op in ops if along is None or along & set(kernel.domain.classes(op)))
 
 
-def lane_ops(kernel: KernelFunction, lane: int | None) -> int:
-    """Ops for a vector along the class: without those whose values are the same in all of its lanes, as the place of a gathered row is."""
-    return sum(_differing(op, kernel.domain.loops[op], lane) for op in kernel.domain.loops if op.name == "linalg.generic")
+def lane_ops(kernel: KernelFunction, lane: int, along: int) -> int:
+    """Ops for a vector along `lane`, of those that walk along another class too: without those whose values are the same in all of its
+    lanes, as the place of a gathered row is."""
+    ops = [op for op in kernel.domain.loops if op.name == "linalg.generic" and along in kernel.domain.loops[op]]
+    return sum(_differing(op, kernel.domain.loops[op], lane) for op in ops)
 
 
-def _differing(op: ir.Operation, loops: Sequence[int | None], lane: int | None) -> int:
+def _differing(op: ir.Operation, loops: Sequence[int | None], lane: int) -> int:
     """How many ops of a body have values that differ along the class."""
     along = {d for d, c in enumerate(loops) if c == lane}
     block = op.regions[0].blocks[0]

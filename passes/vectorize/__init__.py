@@ -55,9 +55,10 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
             return vectorize_concat(kernel, strategy, symbol)
         case "scatter":
             assert isinstance(strategy, LoopStrategy)
-            assert kernel.domain.anchor is not None
-            build_scatter = vectorize_segments if kernel.domain.anchor.name == "mlirc.segments" else vectorize_scatter
-            return build_scatter(kernel, strategy, symbol)
+            return vectorize_scatter(kernel, strategy, symbol)
+        case "segments":
+            assert isinstance(strategy, LoopStrategy)
+            return vectorize_segments(kernel, strategy, symbol)
         case "bucket":
             assert isinstance(strategy, LoopStrategy)
             return vectorize_bucket(kernel, strategy, symbol)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ...dialects import own
 from ...dialects.mlir import ir
 from .. import structure as st
-from ..domain import Domain, operand_loops
+from ..domain import Domain, operand_loops, result_loops
 from ..strategy.near import is_near
 
 Form = dict[int, int] | None
@@ -92,6 +92,8 @@ def read_at(domain: Domain, strides: dict[ir.Value, Sequence[object]], value: ir
 def result_forms(op: ir.Operation, loops: Sequence[Form], value: ir.Value) -> list[Form]:
     if st.kind(op) == "scatter":
         return [None if t < 0 else loops[t] for t in own.target(op)]
+    if op.name == "mlirc.segments":
+        return [None if i is None else loops[i] for i in result_loops(op)]
     if op.name == "mlirc.bucket":
         return [None] if value == op.results[1] else list(loops)
     if op.name != "linalg.generic":
@@ -156,6 +158,10 @@ class _Walker:
             self.value(op.operands[1], list(loops), op)
             for v in own.indices(op):
                 self.value(v, [affine_form(e, loops) for e in own.index_map(op).results], op)
+            return
+        if op.name == "mlirc.segments":
+            for v, places in operand_loops(op)[:2]:
+                self.value(v, [None if i is None else loops[i] for i in places], op)
             return
         if st.kind(op) == "pad":
             self._pad(op, loops)

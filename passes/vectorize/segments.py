@@ -2,11 +2,9 @@
 
     for r in rows (threads share them)
       for blocks of the row, in registers:
-        sums = result[r, block]
+        sums = init[r, block]
         for i = ends[r - 1] to ends[r]: sums += updates[order[i], block]; fetch updates[order[i + ahead], block]
-        result[r, block] = sums
-
-The result lies in the memory of the init operand, as that of any scatter; rows without updates are not touched.
+        result[r, block] = epilogue(sums)
 """
 
 from __future__ import annotations
@@ -14,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...dialects import builders, own
-from ...dialects.mlir import arith, ir, scf
+from ...dialects.mlir import arith, ir
+from .. import structure as st
+from ..domain import result_loops
 from ..strategy import LoopStrategy
 from . import entry
 from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
+from .memory import Memory
 from .nest import Values, constant_mask, loop
 
 LINE = 64
@@ -37,31 +38,26 @@ class _Segments:
         self.s = strategy
         assert kernel.domain.anchor is not None
         self.op = kernel.domain.anchor
-        _, self.updates, self.order, self.ends = self.op.operands
-        self.loops = kernel.domain.loops[self.op]
-        self.target = own.target(self.op)
+        self.init, self.updates, self.order, self.ends = self.op.operands
+        *self.update_loops, self.row = kernel.domain.loops[self.op]
         self.env: dict[int, Index] = {}
 
     def trip(self, slots: list[ir.Value]) -> Number:
         e = self.k.sizes_evaluator(self.s.lanes, slots)
-        return e.size(self.k.shapes.of(self.op.results[0])[self.target.index(-1)])
+        return e.size(self.k.shapes.of(self.op.results[0])[own.target(self.op).index(-1)])
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
-        (self.out,) = self.k.bind(e, slots)
+        self.stored: list[tuple[ir.Value, Memory]] = list(zip(self.k.results, self.k.bind(e, slots)))
         zero = e.math.value(0)
         before = arith.maxsi(arith.subi(begin, e.math.value(1)), zero)
         first = arith.select(arith.cmpi(arith.CmpIPredicate.eq, begin, zero), zero, self._place(self.ends, before))
 
         def row(r: Number, carried: Values) -> Values:
-            self.row = Index(r)
+            if self.row is not None:
+                self.env[self.row] = Index(r)
             last = self._place(self.ends, r)
-            branch = scf.IfOp(arith.cmpi(arith.CmpIPredicate.slt, carried[0], last))
-            e.math.enter()
-            with ir.InsertionPoint(branch.then_block):
-                self._serial(list(self.s.serial), carried[0], last)
-                scf.YieldOp([])
-            e.math.leave()
+            self._serial(list(self.s.serial), carried[0], last)
             return [last]
 
         loop(e, begin, end, 1, [first], row)
@@ -116,13 +112,13 @@ class _Segments:
             ahead = []
             for k in starts[::apart]:
                 at(k)
-                ahead.append(self._point(self.loops))
+                ahead.append(self._point(self.update_loops))
             e.prefetch(self.updates, ahead)
             self.env[ordered] = Index(self._place(self.order, i))
             out = []
             for k, before in zip(starts, sums):
                 at(k)
-                value = e.math.splat(e.value(self.updates, self._point(self.loops)))
+                value = e.math.splat(e.value(self.updates, self._point(self.update_loops)))
                 out.append(ir.Operation.create(own.combine(self.op), results=[before.type], operands=[before, value]).results[0])
             e.mask = None
             return out
@@ -130,21 +126,29 @@ class _Segments:
         sums = []
         for k in starts:
             at(k)
-            sums.append(e.load(self.out, self._result_point()))
+            sums.append(e.math.splat(e.value(self.init, self._result_point(self.op.results[0]))))
         e.mask = None
         for k, value in zip(starts, loop(e, first, last, 1, sums, update)):
             at(k)
-            e.store(self.out, self._result_point(), value)
+            e.known[self.op.results[0]] = lambda _, value=value: value  # type: ignore[misc]
+            for stored, place in self.stored:
+                point = self._result_point(stored)
+                e.store(place, point, e.value(stored, point))
         e.mask = None
 
     def _widest(self) -> int:
         """Bits of the widest elements that are read along a row of an update, if any are."""
-        read = [a.value for a in self.k.accesses.items if not a.store and a.steps.get(self.s.lane) == 1]  # type: ignore[arg-type]
+        (ordered,) = self.s.inner
+        loads = [a for a in self.k.accesses.items if not a.store and ordered in self.k.domain.loops[a.op] and self.row not in a.steps]
+        read = [a.value for a in loads if a.steps.get(self.s.lane) == 1]  # type: ignore[arg-type]
         return max(builders.element_type(v).width for v in read or [self.updates])
 
     def _point(self, classes: Sequence[int | None]) -> Point:
         """Where we are, in loops of these classes."""
         return tuple(Index(0) if c is None or c not in self.env else self.env[c] for c in classes)
 
-    def _result_point(self) -> Point:
-        return tuple(self.row if t < 0 else self._point([self.loops[t]])[0] for t in self.target)
+    def _result_point(self, value: ir.Value) -> Point:
+        op = st.owner(value)
+        assert op is not None
+        loops = self.k.domain.loops[op]
+        return self._point([None if i is None else loops[i] for i in result_loops(op, list(op.results).index(value))])
