@@ -40,6 +40,13 @@ def test_pairs_along_the_reduction_are_filled_up_with_zeros():
     """)  # fmt: skip
 
 
+def test_a_weight_is_packed_for_one_row_too():
+    for kind, blocks in (("f32", "tensor<3x20x32xf32>"), ("bf16", "tensor<3x16x32x2xbf16>")):
+        text = product(f"tensor<1x20x{kind}>", f"tensor<70x20x{kind}>", "tensor<1x70xf32>", ROWS_BY_ROWS)
+        check(text, lambda f: pack(f, PAIRS), f"CHECK: linalg.generic {{{{.*}}}}, {blocks})")
+        check(text.replace("array<i64: 1>", "array<i64>"), lambda f: pack(f, PAIRS), "CHECK-NOT: mlirc.pack")
+
+
 def test_rows_are_copied_where_they_are_not_contiguous_along_the_reduction():
     check(product("tensor<64x50xbf16>", "tensor<64x70xbf16>", "tensor<50x70xf32>", COLUMNS_BY_COLUMNS), lambda f: pack(f, PAIRS), """
         CHECK: %[[ROWS:.*]] = linalg.generic {{.*}}ins(%arg0 : tensor<64x50xbf16>) outs(%{{.*}} : tensor<50x64xbf16>)
