@@ -163,16 +163,64 @@ def test_lengths_that_change() -> None:
 def test_too_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then ATen's kernel runs, which keeps none; a symbolic length that grows past the limit compiles anew."""
     monkeypatch.setattr(attention, "MAX_SCORES", 20000)
-    q = heads(128)
-    report = mlirc.explain(F.scaled_dot_product_attention, q, q, q)
-    (call,) = [node for graph in report.graphs for node in graph.aten]
-    assert "more than 20000 scores" in call.reason
+    for q, k, reason in ((heads(200), heads(200), "more than 160000 scores"), (heads(1, batch=20), heads(1000, batch=20), "scores of 1 queries")):
+        torch._dynamo.reset()
+        report = mlirc.explain(F.scaled_dot_product_attention, q, k, k)
+        (call,) = [node for graph in report.graphs for node in graph.aten]
+        assert reason in call.reason
     torch._dynamo.reset()
     f = torch.compile(F.scaled_dot_product_attention, backend="mlirc", dynamic=True)
     for n in (33, 40, 128, 50, 200):
         q = heads(n)
         with torch.no_grad():
             torch.testing.assert_close(f(q, q, q), F.scaled_dot_product_attention(q, q, q), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("limit", [20000, 3000])
+@pytest.mark.parametrize("m,n,keys", [(67, 65, 3), (67, 65, 1), (65, 17, 3), (17, 97, 1), (97, 17, 3)])
+def test_queries_in_parts(m: int, n: int, keys: int, limit: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last part is smaller; a part of queries that see only the keys before them reads no others, and the first ones may be all there are."""
+    monkeypatch.setattr(attention, "MAX_SCORES", limit)
+    monkeypatch.setattr(attention, "MOST_PARTS", 99)
+    torch.manual_seed(0)
+    q, k, v = heads(m, dtype=dtype), heads(n, heads=keys, dtype=dtype), heads(n, heads=keys, dtype=dtype)
+
+    def attend(q, k, v, mask=None, causal=False):  # noqa: ANN001, ANN202
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=keys != 3)
+
+    compare(lambda q, k, v: (attend(q, k, v), attend(q, k, v, causal=True)), q, k, v)
+    masks = torch.randn(m, n, dtype=dtype), torch.rand(2, 1, 1, n) < 0.8, torch.randn(1, 3, m, 1, dtype=dtype), torch.rand(1, n) < 0.8
+    compare(lambda q, k, v, masks: [attend(q, k, v, mask) for mask in masks], q, k, v, masks)
+    report = mlirc.explain(lambda q, k, v: attend(q, k, v, causal=True), q, k, v)
+    assert not [node for graph in report.graphs for node in graph.aten]
+
+
+def test_parts_of_the_keys_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four parts of equal height see 1, 2, 3 and 4 quarters of the keys."""
+    monkeypatch.setattr(attention, "MAX_SCORES", 2 * 3 * 64 * 64 - 1)
+    seen: list[int] = []
+    attend = attention._attend
+    monkeypatch.setattr(attention, "_attend", lambda b, dims, q, k, *rest: (seen.append(k.shape[2]), attend(b, dims, q, k, *rest))[1])
+    q = heads(64)
+    compare(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), q)
+    assert seen == [16, 32, 48, 64]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_parts(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logarithms of all parts are put together for ATen's gradient."""
+    monkeypatch.setattr(attention, "MAX_SCORES", 2000)
+    torch.manual_seed(0)
+    leaves = [heads(33).detach().requires_grad_() for _ in range(3)]
+
+    def grads(f) -> list[torch.Tensor]:  # noqa: ANN001
+        return list(torch.autograd.grad(f(*leaves, is_causal=causal).square().sum(), leaves))
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(
+        grads(torch.compile(F.scaled_dot_product_attention, backend="mlirc")), grads(F.scaled_dot_product_attention), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_no_elements() -> None:
