@@ -283,10 +283,15 @@ def _segments(domain: Domain, anchor: ir.Operation, roots: Sequence[ir.Operation
         raise Invalid("a reduction beside updates in buckets")
     if any(st.kind(op) == "pad" for op in domain.loops):
         raise Invalid("padding around updates in buckets")
-    domain.kind, domain.anchor = "segments", anchor
-    domain.rows, *others = [[domain.loops[r][i] for i in result_loops(r) if i is not None and domain.loops[r][i] is not None] for r in (anchor, *roots)]  # type: ignore[misc]
+
+    def stored(op: ir.Operation) -> list[int]:
+        """The classes of the dims of its result."""
+        classes = [None if i is None else domain.loops[op][i] for i in result_loops(op)]
+        return [c for c in classes if c is not None]
+
+    domain.kind, domain.anchor, domain.rows = "segments", anchor, stored(anchor)
     domain.inner = [c for c in domain.classes(anchor) if c not in domain.rows]
-    if any(rows != domain.rows for rows in others):
+    if any(stored(r) != domain.rows for r in roots):
         raise Invalid("stored value does not have the shape of what is updated")
     return domain
 

@@ -214,9 +214,13 @@ class Loops:
 
         for phase in self.phases:
             keep = self.keep[phase.number]
+            together = len(places) > 1 and self._together(phase)
+            if together:
+                self._rows_together(phase, turn, len(places))
             for row in range(len(places)):
                 turn(row)
-                self._phase(phase)
+                if not together:
+                    self._phase(phase)
                 for v in keep:
                     e.known[v] = lambda point, v=v, row=row: e.load(*self.kept.place(v, row))
                 for n in phase.stores:
@@ -229,6 +233,29 @@ class Loops:
             self._store(self.row_stores)
         e.known = {}
         e.math.leave()
+
+    def _together(self, phase: Phase) -> bool:
+        """Whether a phase only stores, and reads something that is the same for all rows, as the weight of a norm."""
+        if phase.reductions or self.keep[phase.number] or not self.horizontal or len(self.s.inner) > 1:
+            return False
+        loads = [a.steps for a in self.k.accesses.items if not a.store]
+        return any(s.get(self.s.lane) == 1 and not any(s.get(c, 0) != 0 for c in self.d.rows) for s in loads)  # type: ignore[arg-type]
+
+    def _rows_together(self, phase: Phase, turn: Callable[[int], None], rows: int) -> None:
+        """The stores of a phase in one loop for all rows: what is the same for them is read and widened once."""
+        lane = self.s.lane
+        assert lane is not None
+
+        def element(i: Number, _: Values) -> Values:
+            self.e.math.enter()
+            for row in range(rows):
+                turn(row)
+                self.env[lane] = Index(i, 1)
+                self._store(phase.stores)
+            self.e.math.leave()
+            return []
+
+        lane_loop(self.e, *self._range(lane), self.s.unroll, [], element)
 
     def _loops(self, op: ir.Operation) -> list[Index]:
         return [Index(0) if c is None or c not in self.env else self.env[c] for c in self.d.loops[op]]

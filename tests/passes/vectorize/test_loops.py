@@ -70,6 +70,38 @@ def test_phases_of_rows_alternate():
     assert [w for w in together.split() if w in ("<maximumf>,", "<add>,")] == ["<maximumf>,"] * 2 + ["<add>,"] * 2
 
 
+def weighted(n: int, m: int) -> str:
+    """Each element times the sum of its row, and times a weight that all rows have, or the row's own."""
+    t, row = f"tensor<{n}x{m}xf32>", f"tensor<{n}xf32>"
+    body = generic("%s", [("%x", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
+    product = "%p = arith.mulf %a0, %a1 : f32\n%o = arith.mulf %p, %a2 : f32"
+    body += generic("%r", [("%x", t), ("%s", row), ("%w", f"tensor<{m}xf32>")], t, ["i, j", "i", "j", "i, j"], product)
+    return kernel([("%x", t), ("%w", f"tensor<{m}xf32>")], body, [("%r", t)], [[m, 1]])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("n,m", [(8, 49), (9, 49), (8, 192), (9, 200), (8, 1000), (9, 33)])
+def test_what_rows_share_is_read_once(n, m, target):
+    """The last phase of rows that are together is one loop: of the weight, there are as many loads as of one row."""
+    text = weighted(n, m)
+    assert strategy(text, target).rows >= (2 if m > 128 else 1)
+    run = built(text, target)
+    x, w = arrays((n, m), (m,))
+    y = padded(np.zeros((n, m), np.float32))
+    assert run(x, w, y) == 0
+    np.testing.assert_allclose(y, x * x.sum(1, keepdims=True) * w, rtol=1e-4, atol=1e-5)
+    assert untouched(y)
+
+
+def test_the_loop_of_what_rows_share():
+    """A loop for the sum of each of two rows and one for both products, and two for a row that is alone."""
+    chosen, text = strategy(weighted(16, 1024)), stages(weighted(16, 1024))["vector"]
+    together = text[text.index("scf.for") :]
+    assert chosen.rows == 2 and text.count("scf.for") == 1 + 3 + 1 + 2
+    last = together.split("scf.for")[4]
+    assert last.count("vector.load") == 3 * chosen.unroll and last.count("vector.store") == 2 * chosen.unroll
+
+
 def reduced(n, m, by):
     """The result of a reduction of n x m elements, its maps and iterators: of each row, or of each column."""
     return (f"tensor<{n}xf32>", ["i, j", "i"], "pr") if by == "rows" else (f"tensor<{m}xf32>", ["i, j", "j"], "rp")
