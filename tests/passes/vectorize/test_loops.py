@@ -71,12 +71,12 @@ def test_phases_of_rows_alternate():
 
 
 def weighted(n: int, m: int) -> str:
-    """Each element times the sum of its row, and times a weight that all rows have, or the row's own."""
+    """Each element times the sum of its row, and times a weight of f16 that all rows have."""
     t, row = f"tensor<{n}x{m}xf32>", f"tensor<{n}xf32>"
     body = generic("%s", [("%x", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
-    product = "%p = arith.mulf %a0, %a1 : f32\n%o = arith.mulf %p, %a2 : f32"
-    body += generic("%r", [("%x", t), ("%s", row), ("%w", f"tensor<{m}xf32>")], t, ["i, j", "i", "j", "i, j"], product)
-    return kernel([("%x", t), ("%w", f"tensor<{m}xf32>")], body, [("%r", t)], [[m, 1]])
+    product = "%p = arith.mulf %a0, %a1 : f32\n%v = arith.extf %a2 : f16 to f32\n%o = arith.mulf %p, %v : f32"
+    body += generic("%r", [("%x", t), ("%s", row), ("%w", f"tensor<{m}xf16>")], t, ["i, j", "i", "j", "i, j"], product)
+    return kernel([("%x", t), ("%w", f"tensor<{m}xf16>")], body, [("%r", t)], [[m, 1]])
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -86,7 +86,7 @@ def test_what_rows_share_is_read_once(n, m, target):
     text = weighted(n, m)
     assert strategy(text, target).rows >= (2 if m > 128 else 1)
     run = built(text, target)
-    x, w = arrays((n, m), (m,))
+    (x,), (w,) = arrays((n, m)), arrays((m,), dtype=np.float16)
     y = padded(np.zeros((n, m), np.float32))
     assert run(x, w, y) == 0
     np.testing.assert_allclose(y, x * x.sum(1, keepdims=True) * w, rtol=1e-4, atol=1e-5)
