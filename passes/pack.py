@@ -7,8 +7,9 @@
 
 The lane loop is the result's last dim. An operand that walks over it with step one in memory is left alone, unless it is
 a weight (a graph input), which is packed once and kept (`runtime.weights`), for one row too: what is packed lies in huge pages,
-which are read faster. A product of few rows with another operand that is contiguous along k is left to the dot-product form. Operands of 16-bit floats that the rows broadcast are widened by their
-producers: a scalar bf16 load per multiplication would cost more than the product.
+which are read faster. A product of few rows with another operand that is contiguous along k is left to the dot-product form.
+Operands of 16-bit floats that the rows broadcast are widened by their producers: a scalar bf16 load per multiplication would cost
+more than the product.
 """
 
 from __future__ import annotations
