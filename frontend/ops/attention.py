@@ -36,9 +36,9 @@ queries has kernels of its own.
 ms of ATen's kernel and of ours, one thread of a Zen 4:
 
     heads x queries x elements                         f32            bf16
-    12 x 1370 x 64, in two parts                        71 and 72      77 and 49
-    8 x 4096 x 40, in eight                            297     306    320     204
-    32 x 2048 x 64, keys before the query, in eight    259     243    277     154
+    12 x 1370 x 64, in two parts                        71 and 73      75 and 48
+    8 x 4096 x 40, in eight                            299     300    316     205
+    32 x 2048 x 64, keys before the query, in eight    258     239    273     150
 """
 
 

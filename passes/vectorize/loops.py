@@ -237,7 +237,8 @@ class Loops:
     def _together(self, phase: Phase) -> bool:
         """Whether a phase only stores, and widens something that is the same for all rows, as the weight of a norm in bf16.
 
-        Of f32, one loop gains nothing, and takes up to a third longer where a row is gathered.
+        Of f32, one loop gains nothing (layer norm of 128 x 768: 13.0 and 12.6 us), and loses where the row is gathered (RMS norm of looked
+        up rows, 1.6 MB: 21 to 25 and 30 to 31). Of bf16, that layer norm: 15.3 and 14.5.
         """
         if phase.reductions or self.keep[phase.number] or not self.horizontal or len(self.s.inner) > 1:
             return False

@@ -80,11 +80,11 @@ def weighted(n: int, m: int) -> str:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("n,m", [(8, 49), (9, 49), (8, 192), (9, 200), (8, 1000), (9, 33)])
+@pytest.mark.parametrize("n,m", [(8, 192), (9, 200), (8, 1000), (9, 333)])
 def test_what_rows_share_is_read_once(n, m, target):
-    """The last phase of rows that are together is one loop: of the weight, there are as many loads as of one row."""
+    """By rows that are together; whole vectors and a rest, and one row that is alone."""
     text = weighted(n, m)
-    assert strategy(text, target).rows >= (2 if m > 128 else 1)
+    assert strategy(text, target).rows == 2
     run = built(text, target)
     (x,), (w,) = arrays((n, m)), arrays((m,), dtype=np.float16)
     y = padded(np.zeros((n, m), np.float32))
