@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "grain")
-_FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once")
+_FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped")
 _STACK = 256 << 10
 """Bytes of sums between blocks of the reduction: they are on the stack of a thread."""
 
@@ -118,6 +118,8 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value]) -> Strategy | str
     grain = max(1, strategy.grain * before // area) if "grain" not in fields else new.grain
     if new.depth is None and strategy.depth is not None and "group" not in fields:
         new = replace(new, group=1)
+    if "overlapped" not in fields:
+        new = replace(new, overlapped=new.overlapped and new.rows == 32 and not new.turned)
     return replace(new, short_rows=short_tile(new.rows), grain=grain)
 
 
@@ -141,6 +143,8 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
     for name in ("fetch_ahead", "rows_once"):
         if getattr(s, name) and not s.tiles:
             return f"{name}=true is impossible for this kernel; valid: false (only products on tiles do so)"
+    if s.overlapped and not (s.tiles and s.rows == 32 and not s.turned):
+        return "overlapped=true is impossible for this kernel; valid: false (it wants pairs of tiles, one below the other, and rows that are stored as they are)"
     if s.rows_copied and (problem := _impossible_copy(kernel, s)):
         return problem
     if s.turned and not model.turned:

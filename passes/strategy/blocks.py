@@ -54,9 +54,14 @@ def group(panels: int, row_blocks: int) -> int:
 
 
 def tile_panel_bytes(caches: Caches) -> int:
-    """Of a block of a panel where a product runs on AMX tiles: a third of the first level. The rows stream past it from the second,
-    which cannot deliver both at the rate of the unit, and the sums that wait for the next block take the rest."""
-    return caches.first // 3
+    """Of a panel that is not cut, where a product runs on AMX tiles: two thirds of the first level. The rows stream past it from the
+    second, which cannot deliver both at the rate of the unit, and the sums of two register tiles take the rest."""
+    return caches.first * 2 // 3
+
+
+def tile_block_bytes(caches: Caches) -> int:
+    """Of a block of a panel that is cut: half of the first level, since more sums wait there for the next block."""
+    return caches.first // 2
 
 
 def resident(caches: Caches) -> int:

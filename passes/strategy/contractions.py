@@ -62,6 +62,8 @@ class ContractionStrategy:
     """Whether the rows of a block are copied, tile by tile, before a product on tiles reads them for panel after panel."""
     rows_once: bool = False
     """Whether the first-level cache keeps nothing of the rows that tiles are loaded with."""
+    overlapped: bool = False
+    """Whether the epilogue of a register tile on AMX runs with the products of the next one, some rows with each step."""
     row_tiles: int = 4
     """Register tiles of a parallel iteration, one below the other: they share a panel, or with `depth` a block of one."""
     grain: int = 1
@@ -155,7 +157,10 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> 
         s.why["turned"] = "results are contiguous along the rows: vectors of these are stored, instead of single elements"
         if s.depth is None and not s.tiles:
             row_tiles, s.why["row_tiles"] = _turned_row_tiles(kernel.domain.sizes[r.row], s.rows, s.lanes)  # type: ignore[index]
-    return replace(s, turned=turned, row_tiles=row_tiles, looped_epilogue=s.rows * s.columns > 4 and ops > LONG_EPILOGUE)
+    if s.tiles:
+        s.why["overlapped"] = "vectors store 32 rows while tiles multiply the next 32" if not turned else "results are transposed in blocks"
+    overlapped = s.rows == 32 and s.tiles and not turned
+    return replace(s, turned=turned, overlapped=overlapped, row_tiles=row_tiles, looped_epilogue=s.rows * s.columns > 4 and ops > LONG_EPILOGUE)
 
 
 def _with_grain(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> ContractionStrategy:

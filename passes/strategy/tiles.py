@@ -39,10 +39,10 @@ def _padded(kernel: KernelFunction, r: Roles) -> bool:
 
 def depth(length: int, step: int, caches: Caches) -> tuple[int | None, str]:
     """Elements in a block of the reduction of a product on tiles, of `step` bytes of the panel each; None where it is not cut."""
-    block = blocks.tile_panel_bytes(caches)
-    parts = -(-length * step // (block + block // 4))
-    why = f"a panel has {length * step >> 10} KB, and a block {block >> 10} KB: a third of the first-level cache"
-    return (None if parts == 1 else -(-length // parts // 32) * 32), why
+    size, whole, block = length * step, blocks.tile_panel_bytes(caches), blocks.tile_block_bytes(caches)
+    parts = 1 if size <= whole else -(-size // block)
+    why = f"a panel has {size >> 10} KB: up to {whole >> 10} KB, two thirds of the first-level cache, it is not cut, else in blocks of up to {block >> 10} KB"
+    return (None if parts == 1 else -(-length // (32 * parts)) * 32), why
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mlirc.lowering.codegen import emit_object
 from mlirc.lowering.target import Target
 from mlirc.lowering.to_llvm import lower_to_llvm_ir
 from mlirc.passes.expand_math import expand_math
-from mlirc.passes.strategy import adjusted, select_strategy
+from mlirc.passes.strategy import MODEL, Adjustment, adjusted, select_strategy
 from mlirc.passes.vectorize import KernelFunction, vectorize
 from mlirc.tests.amx_emulation import emulate
 
@@ -57,16 +57,11 @@ def deep(text: str) -> str:
     return text.replace("x96xbf16", "x1024xbf16").replace("3x48x32x2", "3x512x32x2")
 
 
-def taps(text: str) -> str:
-    """`LINEAR` with two reductions, of five and 96."""
-    text = text.replace("(m, n, k)", "(m, n, j, k)").replace("(m, k)", "(m, j, k)").replace("(n floordiv 32, ", "(n floordiv 32, j, ")
-    return text.replace("70x96x", "70x5x96x").replace("3x48x", "3x5x48x").replace('"reduction"', '"reduction", "reduction"')
-
-
-def _asm(text: str, target: Target | None = None) -> dict[str, str]:
+def _asm(text: str, target: Target | None = None, adjustment: Adjustment = MODEL) -> dict[str, str]:
     """The functions of a kernel, and under "strategy" that stage."""
     seen: dict[str, str] = {}
-    driver.compile_kernel(text, target or Target.parse("sapphirerapids"), "k", lambda name, what: seen.update({name: str(what)}))
+    see = lambda name, what: seen.update({name: str(what)})  # noqa: E731
+    driver.compile_kernel(text, target or Target.parse("sapphirerapids"), "k", see, adjustment=adjustment)
     functions = re.split(r"\n(?=k\w*:)", seen["asm"])
     return {"strategy": seen["strategy"], **{f.split(":")[0]: f for f in functions}}
 
@@ -88,6 +83,15 @@ def test_tiles_are_configured_once_and_not_spilled() -> None:
     body = full[: full.rindex("tdpbf16ps")]
     assert body.count("tileloaddt1") == 2 and body.count("tileloadd\t") == 2 and "tilestored" not in body
     assert full.count("prefetch") == 11, "three register tiles share the 32 lines of a step"
+
+
+@pytest.mark.parametrize("text", [LINEAR, deep(LINEAR)], ids=["linear", "deep"])
+@pytest.mark.parametrize("overlapped", [True, False])
+def test_the_epilogue_of_a_register_tile_runs_with_the_products_of_the_next_one(text: str, overlapped: bool) -> None:
+    functions = _asm(text, adjustment=MODEL if overlapped else Adjustment((("overlapped", False),)))
+    assert f"overlapped={overlapped}" in functions["strategy"]
+    products = re.findall(r"tdpbf16ps.*?tilestored", functions["k_tiles16"], re.DOTALL)
+    assert any(re.search(r"vmovups\t%zmm\d+, .*\(", part) for part in products) == overlapped
 
 
 def test_results_that_are_contiguous_along_the_rows_are_stored_in_vectors_of_them() -> None:
@@ -113,7 +117,7 @@ def test_a_symbolic_number_of_rows_has_functions_for_its_bits() -> None:
 
 def test_a_long_reduction_is_cut_so_that_the_panel_stays_in_the_first_level() -> None:
     functions = _asm(deep(LINEAR))
-    assert "depth=256" in functions["strategy"]
+    assert "depth=352" in functions["strategy"]
     # Of each shape of block, the first part begins with zeros, the last one is followed by the epilogue.
     assert sorted(loop.count("tdpbf16ps") for loop in _loops(functions["k_tiles16"])) == sorted(3 * [1, 2, 2, 4])
     assert functions["k_tiles16"].count("tilestored") == 3 * 9
@@ -205,6 +209,8 @@ PINS = [
     ("rows=32, row_tiles=7, columns=1, rows_once=false", 70),
     ("depth=64, fetch_ahead=false", 17),
     ("rows=16, rows_copied=true", 70),
+    ("overlapped=false", 131),
+    ("overlapped=true, depth=32", 131),
 ]
 
 
