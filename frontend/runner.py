@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -14,6 +15,7 @@ from torch.autograd import forward_ad
 
 from ..errors import CompileError
 from ..runtime.program import Program
+from ..runtime.results import LARGE, ResultMemory, extent
 from ..runtime.weights import WeightTable
 from .aten import laid_out
 from .backward_inputs import BackwardInputs
@@ -47,7 +49,8 @@ class Runner:
         self.program = program
         self.tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
         self.sizes = [_size_reader(s, graph) for s in graph.symbols]
-        self.outputs = [_output(o, graph) for o in graph.outputs]
+        # What a forward graph saves is freed bit by bit while the backward graph runs, which wants that memory for gradients.
+        self.outputs = [_output(o, graph, keep=report.direction == "inference") for o in graph.outputs]
         self.views = [(i, o.base, _view(o, graph)) for i, o in enumerate(graph.outputs) if o.kind in ("view", "same")]
         self.gaps = [(i, evaluator(o.gaps, graph.symbols)) for i, o in enumerate(graph.outputs) if o.gaps is not None]
         self.returned = graph.returned
@@ -159,8 +162,8 @@ def _size_reader(symbol: sympy.Symbol, graph: ImportedGraph) -> Callable[[list[A
     raise CompileError(f"the value of {symbol} depends on data")
 
 
-def _output(spec: OutputSpec, graph: ImportedGraph) -> tuple[Callable[[list[Any], Sequence[int]], Any], bool]:
-    """(how to make an output before the call, whether the program writes it)."""
+def _output(spec: OutputSpec, graph: ImportedGraph, keep: bool) -> tuple[Callable[[list[Any], Sequence[int]], Any], bool]:
+    """(how to make an output before the call, whether the program writes it). With `keep`, the memory of large ones is used again."""
     if spec.kind == "input":
         return lambda args, sizes: args[spec.input], False
     if spec.kind in ("view", "same"):
@@ -176,13 +179,17 @@ def _output(spec: OutputSpec, graph: ImportedGraph) -> tuple[Callable[[list[Any]
     dtype = spec.tensor.dtype
     shape, strides = spec.tensor.shape, spec.tensor.strides
     if all(isinstance(s, int) for s in (*shape, *strides)):
+        if keep and extent(shape, strides, dtype) >= LARGE:
+            new = ResultMemory().make
+            return lambda args, sizes: new(shape, strides, dtype), True
         return lambda args, sizes: torch.empty_strided(shape, strides, dtype=dtype, device=_CPU), True
     compute = evaluator([*shape, *strides], graph.symbols)
     n = len(shape)
+    new = ResultMemory().make if keep else functools.partial(torch.empty_strided, device=_CPU)
 
     def make(args: list[Any], sizes: Sequence[int]) -> torch.Tensor:
         values = compute(sizes)
-        return torch.empty_strided(values[:n], values[n:], dtype=dtype, device=_CPU)
+        return new(values[:n], values[n:], dtype=dtype)
 
     return make, True
 

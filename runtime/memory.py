@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import sympy
 
 from .abi import ALIGNMENT
+from .faults import libc
 from .plan import ArenaBuffer, Expr
 
 # From this many bytes per unit on, a size is rounded up per unit (at most 6% lost) so that different sizes share memory.
@@ -94,6 +95,18 @@ def _round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
+def prefer_huge_pages(address: int, nbytes: int) -> None:
+    """Ask the system for huge pages, as far as memory that is not written yet has whole ones. Without effect where it has none."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    first, end = _round_up(address, HUGE_PAGE), (address + nbytes) // HUGE_PAGE * HUGE_PAGE
+    if first < end:
+        libc().madvise(first, end - first, mmap.MADV_HUGEPAGE)
+
+
+HUGE_PAGE = 2 << 20
+
+
 class Block:
     """Some writable bytes, page-aligned, given back to the system with the last reference."""
 
@@ -107,13 +120,10 @@ class Block:
             self._map = mmap.mmap(-1, self.nbytes, **private)
         except OSError as error:
             raise MemoryError(f"cannot allocate {nbytes} bytes for intermediates: {error}") from None
-        if hasattr(mmap, "MADV_HUGEPAGE") and self.nbytes >= 4 << 20:
-            try:
-                self._map.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # A kernel without huge pages.
         self._view = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._view)
+        if self.nbytes >= 2 * HUGE_PAGE:
+            prefer_huge_pages(self.address, self.nbytes)
 
 
 class ArenaPool:
