@@ -83,6 +83,7 @@ EXPANSIONS: dict[str, Expansion] = {
     "mlirc.mish": activations.mish,
     "mlirc.sigmoid": activations.sigmoid,
     "mlirc.silu": activations.silu,
+    "mlirc.softmax_exp": coarse.exp,
 }
 """What each op becomes: a function of its operands that builds at the insertion point."""
 

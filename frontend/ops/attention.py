@@ -23,7 +23,7 @@ from ..extents import same
 from ..graph_builder import GraphBuilder, T
 from ..registry import Unsupported, lowers
 from . import scalars as s
-from .reductions import finite_max, is_used
+from .reductions import finite_max, is_used, softmax_exp
 
 aten = torch.ops.aten
 
@@ -127,7 +127,8 @@ def _attend(
     # A query that may see no key gets zeros.
     last = scores.rank - 1
     top = finite_max(b, scores, [last], d)
-    power = b.pointwise(scores.shape, [scores, top], d, d, d, lambda u, m: math.exp(arith.subf(u, m)))
+    exp = softmax_exp(k.dtype)
+    power = b.pointwise(scores.shape, [scores, top], d, d, d, lambda u, m: exp(arith.subf(u, m)))
     total = b.reduce(power, [last], "add", True, d)
     weights = b.convert(power, k.dtype)
     extents["d"] = v.shape[3]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math as pymath
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ...dialects.mlir import arith, ir, math
+from ...dialects.own import function
 from ..dtypes import cast, compute_dtype, scalar
 from ..extents import normal, product, same
 from ..graph_builder import GraphBuilder, Operand, Scalar, T
@@ -211,6 +213,11 @@ def finite_max(b: GraphBuilder, x: T, dims: Sequence[int], d: torch.dtype) -> T:
     return b.pointwise(top.shape, [top], d, d, d, lambda m: arith.select(s.isinf(d, m), scalar(d, 0), m))
 
 
+def softmax_exp(out: torch.dtype) -> Callable[[ir.Value], ir.Value]:
+    """exp of what is not above zero, computed in f32 for results of 16 bits, as good as these need it."""
+    return functools.partial(function, "softmax_exp") if out in (torch.bfloat16, torch.float16) else math.exp
+
+
 @lowers(aten.logsumexp.default)
 def logsumexp(b: GraphBuilder, node: Any, x: T, dims: Any, keepdim: bool = False) -> T:
     out = out_dtype(node)
@@ -235,7 +242,8 @@ def softmax(b: GraphBuilder, node: Any, x: T, dim: int, *_: Any, dtype: Any = No
         shifted = b.pointwise(x.shape, [x, top], d, d, d, arith.subf)
         total = b.reduce(shifted, [dim], "add", True, d, math.exp)
         return b.pointwise(x.shape, [shifted, total], d, d, out, lambda u, t: arith.subf(u, math.log(t)))
-    power = b.pointwise(x.shape, [x, top], d, d, d, lambda u, m: math.exp(arith.subf(u, m)))
+    exp = softmax_exp(out)
+    power = b.pointwise(x.shape, [x, top], d, d, d, lambda u, m: exp(arith.subf(u, m)))
     total = b.reduce(power, [dim], "add", True, d)
     if safe:
         one = lambda t: arith.select(s.eq(d, t, scalar(d, 0)), scalar(d, 1), t)  # noqa: E731

@@ -153,6 +153,8 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> 
     if s.dot is not None:
         return s
     row_tiles, turned = s.row_tiles, contiguous_rows(kernel, r)
+    if s.tiles and not turned:
+        s.why["looped_epilogue"] = "the sums are in memory already, and one copy of the ops serves all rows"
     if turned:
         s.why["turned"] = "results are contiguous along the rows: vectors of these are stored, instead of single elements"
         if s.depth is None and not s.tiles:
@@ -160,7 +162,8 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> 
     if s.tiles:
         s.why["overlapped"] = "vectors store 32 rows while tiles multiply the next 32" if not turned else "results are transposed in blocks"
     overlapped = s.rows == 32 and s.tiles and not turned
-    return replace(s, turned=turned, overlapped=overlapped, row_tiles=row_tiles, looped_epilogue=s.rows * s.columns > 4 and ops > LONG_EPILOGUE)
+    looped = s.rows * s.columns > 4 and ops > LONG_EPILOGUE and (turned or not s.tiles)
+    return replace(s, turned=turned, overlapped=overlapped, row_tiles=row_tiles, looped_epilogue=looped)
 
 
 def _with_grain(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> ContractionStrategy:

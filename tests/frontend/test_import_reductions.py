@@ -201,3 +201,16 @@ def test_softmax_of_no_integers(dtype):
     compare(f, torch.zeros(3, 0, dtype=dtype))
     with pytest.raises(NotImplementedError, match="softmax"):
         torch.compile(f, backend="mlirc", options={"strict": True})(torch.zeros(3, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 17, 49])
+def test_softmax_of_16_bits_is_the_nearest_number_nearly_always(dtype: torch.dtype, rows: int) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    x = 4 * torch.randn(rows, 1024).to(dtype)
+    x[0, :7], x[-1, 3] = float("-inf"), -200.0
+    got, want = torch.compile(lambda x: x.softmax(-1), backend="mlirc")(x), x.double().softmax(-1).to(dtype)
+    assert (got != want).float().mean() < 2e-3
+    torch.testing.assert_close(got, want, rtol=2 * torch.finfo(dtype).eps, atol=0 if dtype == torch.bfloat16 else 1e-7)
+    assert bool((got[0, :7] == 0).all())

@@ -225,6 +225,13 @@ def test_pinned_tiles_give_the_same_numbers(amx, pin: str, rows: int) -> None:  
     assert sum(amx) > 0, "no kernel used tiles"
 
 
+def test_tiles_with_a_long_epilogue_can_be_pinned(amx) -> None:  # noqa: ANN001
+    model = torch.nn.Sequential(torch.nn.Linear(96, 72), torch.nn.GELU()).bfloat16()
+    options = {"pin": "*: row_tiles=2, depth=32", "strict": True}
+    _check(model, torch.randn(70, 96, dtype=torch.bfloat16), torch.compile(model, backend="mlirc", options=options))
+    assert sum(amx) > 0, "no kernel used tiles"
+
+
 def test_what_lies_behind_the_rows_does_not_count(amx) -> None:  # noqa: ANN001
     """The last tile of a row holds the beginning of the next one, or none of the tensor's memory at all: times zero, NaN is NaN."""
     model = torch.nn.Linear(40, 64).bfloat16()
