@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "chunk", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "grain")
 _FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped")
 _STACK = 256 << 10
@@ -109,14 +109,16 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value]) -> Strategy | str
             return f"the strategy of a kernel of kind {strategy.kind} has no field {name!r}; valid fields: {', '.join(known_fields)}"
         if name in _FLAGS and not isinstance(value, bool):
             return f"{name} wants true or false, got {_spell(value)}"
-        if name not in _FLAGS and (isinstance(value, bool) or (value is None and name != "depth") or value == 0):
-            return f"{name} wants a positive number{' or none' if name == 'depth' else ''}, got {_spell(value)}"
+        if name not in _FLAGS and (isinstance(value, bool) or (value is None and name not in ("depth", "chunk")) or value == 0):
+            return f"{name} wants a positive number{' or none' if name in ('depth', 'chunk') else ''}, got {_spell(value)}"
     if isinstance(strategy, LoopStrategy):
         return replace(strategy, **fields)  # type: ignore[arg-type]
     new = replace(strategy, **fields)  # type: ignore[arg-type]
     area, before = new.rows * new.columns, strategy.rows * strategy.columns
     grain = max(1, strategy.grain * before // area) if "grain" not in fields else new.grain
-    if new.depth is None and strategy.depth is not None and "group" not in fields:
+    if new.depth is None and "chunk" not in fields:
+        new = replace(new, chunk=None)
+    if (new.depth is None and strategy.depth is not None or new.tiles and new.chunk is None) and "group" not in fields:
         new = replace(new, group=1)
     if "overlapped" not in fields:
         new = replace(new, overlapped=new.overlapped and new.rows == 32 and not new.turned)
@@ -145,6 +147,8 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
             return f"{name}=true is impossible for this kernel; valid: false (only products on tiles do so)"
     if s.overlapped and not (s.tiles and s.rows == 32 and not s.turned):
         return "overlapped=true is impossible for this kernel; valid: false (it wants pairs of tiles, one below the other, and rows that are stored as they are)"
+    if s.chunk is not None and (problem := _impossible_chunk(s)):
+        return problem
     if s.rows_copied and (problem := _impossible_copy(kernel, s)):
         return problem
     if s.turned and not model.turned:
@@ -182,7 +186,8 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
         out["rows"] = (1, *min(there, (most, f"{registers} registers, and a row takes {s.columns}")))
         out["unroll"] = (1, 1, "sums are not split")
     out["row_tiles"] = (1, 64, "register tiles")
-    out["group"] = (1, 32, "lane blocks") if s.depth is not None else (1, 1, "without depth")
+    grouped = s.chunk is not None if s.tiles else s.depth is not None
+    out["group"] = (1, 32, "lane blocks") if grouped else (1, 1, f"without {'chunk' if s.tiles else 'depth'}")
     return out
 
 
@@ -207,13 +212,22 @@ def _impossible_depth(kernel: KernelFunction, model: ContractionStrategy, s: Con
     return ""
 
 
+def _impossible_chunk(s: ContractionStrategy) -> str:
+    if not (s.tiles and s.rows == 32 and s.rows_copied and not s.turned):
+        return "chunk is impossible for this kernel; valid: none (it wants tiles, two rows of them, and rows that are copied)"
+    if s.depth is None or s.chunk % s.depth:  # type: ignore[operator]
+        return f"chunk={s.chunk} is impossible for this kernel; valid: multiples of depth, or none"
+    return ""
+
+
 def _impossible_copy(kernel: KernelFunction, s: ContractionStrategy) -> str:
     from ..vectorize.roles import roles
 
     reductions = roles(kernel).reductions
     if not s.tiles or s.lanes_first or len(reductions) > 1:
         return "rows_copied=true is impossible for this kernel; valid: false (only products on tiles with the lanes innermost read copies)"
-    size = tiles.copy_bytes(s.rows * s.row_tiles, 2 * product(reductions, kernel.domain.sizes))
+    length = product(reductions, kernel.domain.sizes) if s.chunk is None else s.chunk
+    size = tiles.copy_bytes(s.rows * s.row_tiles, 2 * length)
     if size > tiles.COPY_BYTES:
         return f"rows and row_tiles make a copy of {size >> 10} KB; valid: up to {tiles.COPY_BYTES >> 10} KB"
     return ""

@@ -46,6 +46,8 @@ class ContractionStrategy:
     """Elements of the reduction in a block, where a panel of the packed operand is too large to be read from cache by all rows."""
     group: int = 1
     """Lane blocks that are computed together then, so that they share the rows in cache."""
+    chunk: int | None = None
+    """Elements of the reduction whose rows are copied at a time on AMX, for a group of lane blocks, where all of them are too many."""
     lanes_first: bool = False
     """Whether the blocks of lanes are the outermost loop, so that a panel of the packed operand serves the whole image before the
     next one is loaded; else the outer classes are, and all panels serve one of their rows."""
@@ -116,7 +118,7 @@ def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionSt
     depth, s.why["depth"] = tiles.depth(d.sizes[s.pairs], width * 2, target.caches)  # type: ignore[index, arg-type]
     first, s.why["lanes_first"] = _lanes_first(kernel, r, width, target.caches)
     first = first and bool(r.outer)
-    around = tiles.row_blocks(kernel, r, rows, first, target.caches, s.why)
+    around = tiles.row_blocks(kernel, r, rows, first, None if contiguous_rows(kernel, r) else depth, target.caches, s.why)
     return replace(s, tiles=True, rows=rows, columns=columns, depth=depth, lanes_first=first, **asdict(around))
 
 

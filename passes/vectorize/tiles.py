@@ -54,7 +54,9 @@ RING = 4 * SIDE
 
 def vectorize_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
     """Build the module of a bf16 contraction whose second operand is packed in pairs."""
-    emitter = Tiles(kernel, strategy)
+    from .deep_tiles import DeepTiles
+
+    emitter = (Tiles if strategy.chunk is None else DeepTiles)(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
@@ -134,6 +136,8 @@ class Tiles(Contraction):
         """Pairs of k in whole tiles, and what is left, in elements."""
         self.copied = 0 if strategy.rows_copied else self.whole
         """The pair from which on the rows of a block are read from a copy."""
+        self.copy_begin: Number = self.copied
+        """The first pair in the copy."""
         self.overlapped = strategy.overlapped and self.whole > 0
         """Whether there are steps of k that an epilogue can be shared out to."""
 
@@ -178,11 +182,14 @@ class Tiles(Contraction):
 
     def _prepare(self) -> None:
         self._make_scratch(self._rows_of_scratch())
-        steps = (self.whole - self.copied) // PAIRS + bool(self.rest)
-        if steps:
+        if steps := self._steps_of_copy():
             bf16 = ir.BF16Type.get()
             place = memref.AllocaOp(ir.MemRefType.get([steps * self._rows_of_copy() * DEPTH], bf16), [], [], alignment=64).result
             self.copy = Memory(memref.cast(ir.MemRefType.get([builders.DYNAMIC], bf16), place), [1], bf16)
+
+    def _steps_of_copy(self) -> int:
+        """Of k, which the memory for a copy has room for."""
+        return (self.whole - self.copied) // PAIRS + bool(self.rest)
 
     def _rows_of_scratch(self) -> int:
         """Where k is not cut, sums are kept until the epilogue of the next 32 rows only."""
@@ -207,7 +214,21 @@ class Tiles(Contraction):
         super()._lanes(first, row_block)
 
     def _copy_rows(self, first: Number, row_block: Number) -> None:
-        """[k / 32][row][32] from the rows of a block, or from what is left of them, once for all panels."""
+        """From the rows of a block, or from what is left of them, once for all panels."""
+        m = self.e.math
+        if self.s.lanes_first:
+            self._copy_pairs(first, row_block, self.copied, self.whole)
+            return
+        new = [arith.cmpi(arith.CmpIPredicate.eq, m.value(a), m.value(b)) for a, b in ((first, 0), self.position)]
+        branch = scf.IfOp(arith.ori(*new))
+        with ir.InsertionPoint(branch.then_block):
+            m.enter()
+            self._copy_pairs(first, row_block, self.copied, self.whole)
+            scf.YieldOp([])
+            m.leave()
+
+    def _copy_pairs(self, first: Number, row_block: Number, begin: Number, end: Number) -> None:
+        """[k / 32][row][32], of k from `begin` to `end`, in pairs; what is left of k after all whole tiles comes behind the last of these."""
         e, m = self.e, self.e.math
         lo, hi = self._present_rows(row_block)
         start = lo if self.height < SIDE else m.minimum(lo, m.sub(hi, self.height))
@@ -224,26 +245,17 @@ class Tiles(Contraction):
                 vector.store(part, self.copy.buffer, [self._copy_of(r, lo, pair)])
                 return []
 
-            loop(e, self.copied, self.whole, PAIRS, [], lambda pair, _: copy(pair, rest=False))
-            if self.rest:
+            loop(e, begin, end, PAIRS, [], lambda pair, _: copy(pair, rest=False))
+            if self.rest and end == self.whole:
                 copy(self.whole, rest=True)
             return []
 
-        if self.s.lanes_first:
-            loop(e, start, hi, 1, [], row)
-            return
-        new = [arith.cmpi(arith.CmpIPredicate.eq, m.value(a), m.value(b)) for a, b in ((first, 0), self.position)]
-        branch = scf.IfOp(arith.ori(*new))
-        with ir.InsertionPoint(branch.then_block):
-            m.enter()
-            loop(e, start, hi, 1, [], row)
-            scf.YieldOp([])
-            m.leave()
+        loop(e, start, hi, 1, [], row)
 
     def _copy_of(self, row: Number, lo: Number, pair: Number) -> ir.Value:
         """Where the copy of a row is, of a block that begins with row `lo`."""
         m, rows = self.e.math, self._rows_of_copy()
-        step = m.floordiv(m.sub(pair, self.copied), PAIRS)
+        step = m.floordiv(m.sub(pair, self.copy_begin), PAIRS)
         return m.value(m.mul(m.add(m.mul(step, rows), m.add(m.sub(row, lo), self.height)), DEPTH))
 
     def _tail(self, first: Number, left: Number, row_block: Number) -> None:
@@ -257,9 +269,7 @@ class Tiles(Contraction):
         e, m = self.e, self.e.math
         assert first is not None and self.s.pairs is not None
         pairs, step = self.whole, self.whole if self.s.depth is None else self.s.depth // 2
-        lo, hi = self._present_rows(row_block)
-        lanes = [Index(m.add(first, j), 1) for j in range(0, self.left, e.lanes)]
-        block = Block(lo, hi, lanes, masks or [None] * len(lanes), -(-self.left // SIDE))
+        block = self._block(first, masks, row_block)
         parts = -(-pairs // step) if pairs else 1
         self._products_of(block, Span(0, min(step, pairs), True, parts == 1))
 
@@ -270,6 +280,10 @@ class Tiles(Contraction):
         loop(e, step, (parts - 1) * step, step, [], middle)
         if parts > 1:
             self._products_of(block, Span((parts - 1) * step, pairs, False, True))
+
+    def _block(self, first: Number, masks: Sequence[ir.Value | None] | None, row_block: Number) -> Block:
+        lanes = [Index(self.e.math.add(first, j), 1) for j in range(0, self.left, self.e.lanes)]
+        return Block(*self._present_rows(row_block), lanes, masks or [None] * len(lanes), -(-self.left // SIDE))
 
     def _present_rows(self, row_block: Number) -> tuple[Number, Number]:
         """From where to where this function computes rows of a row block."""
@@ -445,11 +459,16 @@ class Tiles(Contraction):
         """
         m, lines = self.e.math, -(-PAIRS * 2 * self.width // LINE // self.s.row_tiles)
         panel, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(block.first))
-        behind = m.mul(m.sub(m.mul(span.end, 2), m.add(span.begin, pair)), panel.strides[-3])
+        behind = self._ahead(span, pair, panel)
         steps = m.add(m.mul(m.floordiv(place, 2 * SIDE), m.floordiv(m.sub(span.end, span.begin), PAIRS)), m.floordiv(m.sub(pair, span.begin), PAIRS))
         start = m.add(m.add(at.base, behind), m.mul(steps, lines * LINE))
         for line in range(lines):
             memref.prefetch(panel.buffer, [m.value(m.add(start, line * LINE))], False, 2, True)
+
+    def _ahead(self, span: Span, pair: Number, panel: Memory) -> Number:
+        """Elements from this pair to the block after the next one: panels lie one behind the other."""
+        m = self.e.math
+        return m.mul(m.sub(m.mul(span.end, 2), m.add(span.begin, pair)), panel.strides[-3])
 
     def _epilogue_of(self, row: Number, count: Number, place: Number, block: Block) -> None:
         """Store what becomes of the sums of rows from `row` on, which are in the scratch from row `place` on."""

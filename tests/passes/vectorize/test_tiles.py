@@ -57,6 +57,12 @@ def deep(text: str) -> str:
     return text.replace("x96xbf16", "x1024xbf16").replace("3x48x32x2", "3x512x32x2")
 
 
+def taps(text: str) -> str:
+    """`LINEAR` with two reductions, of five and 96."""
+    text = text.replace("(m, n, k)", "(m, n, j, k)").replace("(m, k)", "(m, j, k)").replace("(n floordiv 32, ", "(n floordiv 32, j, ")
+    return text.replace("70x96x", "70x5x96x").replace("3x48x", "3x5x48x").replace('"reduction"', '"reduction", "reduction"')
+
+
 def _asm(text: str, target: Target | None = None, adjustment: Adjustment = MODEL) -> dict[str, str]:
     """The functions of a kernel, and under "strategy" that stage."""
     seen: dict[str, str] = {}
@@ -121,6 +127,23 @@ def test_a_long_reduction_is_cut_so_that_the_panel_stays_in_the_first_level() ->
     # Of each shape of block, the first part begins with zeros, the last one is followed by the epilogue.
     assert sorted(loop.count("tdpbf16ps") for loop in _loops(functions["k_tiles16"])) == sorted(3 * [1, 2, 2, 4])
     assert functions["k_tiles16"].count("tilestored") == 3 * 9
+
+
+def test_rows_that_the_second_level_has_no_room_for_are_read_in_chunks() -> None:
+    text = LINEAR.replace("x96xbf16", "x8192xbf16").replace("3x48x32x2", "4x4096x32x2").replace("80", "128").replace("70x", "200x")
+    functions = _asm(text)
+    assert "chunk=1536" in functions["strategy"] and "rows_copied=True" in functions["strategy"]
+    code = functions["k_tiles16"]
+    assert code.count("ldtilecfg") == 1
+    # 200 rows are 6 x 32 and eight that overlap those before: in all chunks but the last, and there.
+    assert sorted(loop.count("tdpbf16ps") for loop in _loops(code)) == [2, 2, 4, 4]
+    assert code.count("tilestored") == 12, "tiles are spilled"
+
+
+@pytest.mark.parametrize("rows, chunked", [(64, False), (65, True)])
+def test_chunks_are_for_more_rows_than_fit(rows: int, chunked: bool) -> None:
+    text = LINEAR.replace("x96xbf16", "x8192xbf16").replace("3x48x32x2", "4x4096x32x2").replace("80", "128").replace("70x", f"{rows}x")
+    assert ("chunk=None" not in _asm(text)["strategy"]) == chunked
 
 
 @pytest.fixture
@@ -211,6 +234,8 @@ PINS = [
     ("rows=16, rows_copied=true", 70),
     ("overlapped=false", 131),
     ("overlapped=true, depth=32", 131),
+    ("depth=32, chunk=64, rows_copied=true, group=2", 131),
+    ("depth=32, chunk=32, rows_copied=true, group=1, row_tiles=1, overlapped=false", 70),
 ]
 
 
