@@ -40,14 +40,15 @@ def _exp2_parts(x: Num) -> tuple[Num, Num]:
 def gelu(x: Num) -> Num:
     """x times the normal distribution function of x; as `activations.gelu` at infinities."""
     a = abs(x).at_most(14.7)
-    p, scale = _exp2_parts(a * (a * (-0.5 / pymath.log(2))))
+    # e^(-a^2 / 2) is 2^(2 e), of which half the exponent is rounded, and what is left of it taken twice in the polynomial.
+    square, factor = a * a, -0.25 / pymath.log(2)
+    k, scale = split(square, factor)
+    p = polynomial(fma(square, factor, -k), [c * 2.0**i for i, c in enumerate(_EXP2)])
     w = 1.0 / (a + 2.5)
     tail = polynomial(a * w, _TAIL) * w
-    negative = x < 0.0
-    # Where the exponential is 0, -inf gives NaN, as in torch.
-    half = select(a < 14.7, tail * p * scale, x.like(0.0))
-    small = select(negative, x, -a) * half * scale
-    return select(negative, small, x + small)
+    small = (tail * p * scale) * (a * scale)
+    # Below zero x counts for nothing, but for -inf.
+    return fma(x, select(x < 0.0, x.like(0.0), x.like(1.0)), -small)
 
 
 def _over_one_plus_exp2(x: Num | None, t: Num) -> Num:
