@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "chunk", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "chunk", "near", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "grain")
 _FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped")
 _STACK = 256 << 10
@@ -109,13 +109,17 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value]) -> Strategy | str
             return f"the strategy of a kernel of kind {strategy.kind} has no field {name!r}; valid fields: {', '.join(known_fields)}"
         if name in _FLAGS and not isinstance(value, bool):
             return f"{name} wants true or false, got {_spell(value)}"
-        if name not in _FLAGS and (isinstance(value, bool) or (value is None and name not in ("depth", "chunk")) or value == 0):
-            return f"{name} wants a positive number{' or none' if name in ('depth', 'chunk') else ''}, got {_spell(value)}"
+        if name not in _FLAGS and (isinstance(value, bool) or (value is None and name not in ("depth", "chunk", "near")) or value == 0):
+            return f"{name} wants a positive number{' or none' if name in ('depth', 'chunk', 'near') else ''}, got {_spell(value)}"
     if isinstance(strategy, LoopStrategy):
         return replace(strategy, **fields)  # type: ignore[arg-type]
     new = replace(strategy, **fields)  # type: ignore[arg-type]
     area, before = new.rows * new.columns, strategy.rows * strategy.columns
     grain = max(1, strategy.grain * before // area) if "grain" not in fields else new.grain
+    if new.depth is not None and not new.tiles:
+        new = replace(new, fetch_ahead=False)
+    if (new.depth is not None or new.lanes_first) and "near" not in fields:
+        new = replace(new, near=None)
     if new.depth is None and "chunk" not in fields:
         new = replace(new, chunk=None)
     if (new.depth is None and strategy.depth is not None or new.tiles and new.chunk is None) and "group" not in fields:
@@ -142,11 +146,14 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
         return f"depth={s.depth} is impossible for this kernel: {problem}"
     if s.looped_epilogue and (s.dot is not None or s.tiles and not s.turned):
         return "looped_epilogue=true is impossible for this kernel; valid: false (its sums are in memory already)"
-    for name in ("fetch_ahead", "rows_once"):
-        if getattr(s, name) and not s.tiles:
-            return f"{name}=true is impossible for this kernel; valid: false (only products on tiles do so)"
+    if s.rows_once and not s.tiles:
+        return "rows_once=true is impossible for this kernel; valid: false (only products on tiles do so)"
+    if s.fetch_ahead and not (s.tiles or model.fetch_ahead):
+        return "fetch_ahead=true is impossible for this kernel; valid: false (only products on tiles do so, and of f32 with many packed panels)"
     if s.overlapped and not (s.tiles and s.rows == 32 and not s.turned):
         return "overlapped=true is impossible for this kernel; valid: false (it wants pairs of tiles, one below the other, and rows that are stored as they are)"
+    if s.near is not None and (s.tiles or s.dot is not None or s.row is None or s.lane is None or s.depth is not None or s.lanes_first):
+        return "near is impossible for this kernel; valid: none (it wants rows and columns, and no tiles, depth or lanes_first)"
     if s.chunk is not None and (problem := _impossible_chunk(s)):
         return problem
     if s.rows_copied and (problem := _impossible_copy(kernel, s)):

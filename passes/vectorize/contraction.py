@@ -95,16 +95,30 @@ class Contraction(Products):
             self.position = p, begin
             counts = self._counts(e)
             n = len(self.r.outer)
-            order = self._order(n)
-            at: list[Number] = [0] * len(counts)
-            for place, i in zip(order, delinearize(e, p, [counts[k] for k in order])):
-                at[place] = i
+            at = self._coordinates(p, counts)
             for c, i in zip(self.r.outer, at):
                 self.env[c] = Index(i)
             self._lanes(e.math.mul(at[n + 1], self._lane_block()), at[n])
             return []
 
         loop(e, begin, end, 1, [], iteration)
+
+    def _coordinates(self, p: Number, counts: list[Number]) -> list[Number]:
+        """Of outer classes, row block and lane block, for a place in the parallel range."""
+        e, m = self.e, self.e.math
+        n = len(counts) - 2
+        if self.s.near is None:
+            order = self._order(n)
+            at: list[Number] = [0] * len(counts)
+            for place, i in zip(order, delinearize(e, p, [counts[k] for k in order])):
+                at[place] = i
+            return at
+        rows, lanes, near = counts[n], counts[n + 1], self.s.near
+        *outer, rest = delinearize(e, p, [*counts[:n], m.mul(rows, lanes)])
+        part = m.floordiv(rest, m.mul(near, lanes))
+        rest, before = m.mod(rest, m.mul(near, lanes)), m.mul(part, near)
+        here = near if isinstance(rows, int) and rows % near == 0 else m.minimum(near, m.sub(rows, before))
+        return [*outer, m.add(before, m.mod(rest, here)), m.floordiv(rest, here)]
 
     def _order(self, n: int) -> list[int]:
         """The order of the parallel loops: `n` outer classes, row blocks (`n`), lane blocks (`n` + 1), the outermost first."""

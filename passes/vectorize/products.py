@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...dialects import builders
-from ...dialects.mlir import arith, ir, math, vector, x86
+from ...dialects.mlir import arith, ir, math, memref, vector, x86
 from .. import structure as st
 from ..strategy import ContractionStrategy
 from . import long_sums
 from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number
+from .memory import Memory
 from .nest import Values, each_row, loop
 from .roles import roles
 
@@ -82,8 +83,17 @@ class Products:
             return sums
 
         out = each_row(e, self.count, rows, acc, multiply)
+        if self.s.fetch_ahead:
+            self._fetch_panel(lanes)
         e.math.leave()
         return out
+
+    def _fetch_panel(self, lanes: list[Index]) -> None:
+        """Fetch what the next panel has at this step into the second-level cache."""
+        m = self.e.math
+        for lane in lanes:
+            place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), lane)
+            memref.prefetch(place.buffer, [m.value(m.add(at.base, place.strides[-3]))], False, 2, True)
 
     def _in_blocks(self, classes: Sequence[int], acc: Values, step: Callable[[Number, Values], Values]) -> Values:
         """The walk over the first of the classes. Long sums of f32 are put together from those of blocks: the error of a sum grows with its length."""
@@ -183,6 +193,14 @@ class Products:
             self.env[self.s.row] = row
         if self.s.lane is not None:
             self.env[self.s.lane] = lane
+
+    def _operand_at(self, n: int, row: Index, lane: Index) -> tuple[Memory, Index]:
+        """Where an operand is at this row and lane."""
+        op = self.op
+        assert op is not None
+        self._set(row, lane)
+        place = self.e.memory[op.operands[n]]
+        return place, self.e.offset(place, tuple(self._address(x, self._loops(op)) for x in st.maps(op)[n].results))
 
     def _loops(self, op: ir.Operation) -> list[Index]:
         return [Index(0) if c is None or c not in self.env else self.env[c] for c in self.k.domain.loops[op]]

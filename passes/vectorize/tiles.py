@@ -430,14 +430,6 @@ class Tiles(Contraction):
                 out.append(x86.amx_tile_mulf(a, panel[j], acc[len(out)]))
         return out
 
-    def _operand_at(self, n: int, row: Index, lane: Index) -> tuple[Memory, Index]:
-        """Where an operand is at this row and lane."""
-        op = self.op
-        assert op is not None
-        self._set(row, lane)
-        place = self.e.memory[op.operands[n]]
-        return place, self.e.offset(place, tuple(self._address(x, self._loops(op)) for x in st.maps(op)[n].results))
-
     def _steps(self, span: Span) -> int:
         """Of k in tiles, those of all iterations of the outer reductions."""
         sizes = [self._size(self.e, c) for c in self.r.reductions if c != self.s.pairs]

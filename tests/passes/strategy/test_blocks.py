@@ -9,6 +9,7 @@ import pytest
 from mlirc.lowering.caches import Caches
 from mlirc.lowering.target import Target
 from mlirc.passes.strategy import ContractionStrategy, blocks
+from mlirc.passes.strategy.contractions import high_row_tile
 from mlirc.tests.passes.graph_text import generic
 from mlirc.tests.passes.strategy.test_select import convolution, product
 from mlirc.tests.passes.vectorize.kernels import kernel, strategy
@@ -73,3 +74,23 @@ def test_every_choice_has_its_reason():
         assert s.why[name] and "\n" not in s.why[name]
     assert "quarter of the second-level" in s.why["depth"] and "28 for sums" in s.why["rows"]
     assert "8 ways" in choice(product(168, 1024, 512), Caches()).why["rows"]
+
+
+@pytest.mark.parametrize("rows, tile", [(128, 13), (197, 12), (512, 14), (16, 8), (28, 14), (15, 11)])
+def test_tiles_that_read_their_panels_from_the_second_level_are_high(rows: int, tile: int) -> None:
+    assert high_row_tile(rows, 14, 4) == tile
+
+
+@pytest.mark.parametrize("m, k, n, parts", [(128, 768, 768, 1), (512, 768, 768, 2), (2048, 768, 768, 7), (512, 64, 64, 1)])
+def test_rows_that_do_not_fit_the_second_level_come_in_parts_that_do(m: int, k: int, n: int, parts: int) -> None:
+    s = choice(linear(m, k, n), Caches(second=2 << 20))
+    block = s.rows * s.row_tiles
+    if parts == 1:
+        assert s.near is None
+    else:
+        assert s.near is not None and s.near * block * k * 4 <= 1 << 20 and -(-m // (s.near * block)) == parts
+
+
+@pytest.mark.parametrize("m, n, fetch", [(128, 768, True), (128, 256, False), (14, 768, False)])
+def test_panels_that_do_not_stay_in_the_second_level_are_fetched_ahead(m: int, n: int, fetch: bool) -> None:
+    assert choice(linear(m, 768, n), Caches(second=2 << 20)).fetch_ahead == fetch

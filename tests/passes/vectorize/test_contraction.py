@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from mlirc.tests.passes.graph_text import generic
 from mlirc.tests.passes.vectorize.kernels import built, kernel, padded, stages, untouched
@@ -201,3 +202,25 @@ def test_the_product_itself_is_stored_too():
     assert run(a, b, first, second) == 0
     close(first, a @ b)
     close(second, (a @ b) ** 2)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("pin", ["row_tiles=1, near=2", "row_tiles=2, near=1, rows=3", "rows=5, row_tiles=1, near=7"])
+@pytest.mark.parametrize("batch, rows", [((), 97), ((), 64), ((3,), 41)])
+def test_rows_in_parts(batch: tuple[int, ...], rows: int, pin: str, threads: int) -> None:
+    torch._dynamo.reset()
+    x, w, before = torch.randn(*batch, rows, 40), torch.randn(*batch, 40, 130), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        got = torch.compile(torch.matmul, backend="mlirc", options={"pin": f"*matmul*: {pin}; *mm*: {pin}", "strict": True})(x, w)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(got, x @ w, rtol=1e-4, atol=1e-4)
+
+
+def test_the_next_panel_is_fetched_while_one_is_read():
+    x, w, y = "tensor<128x768xf32>", "tensor<24x768x32xf32>", "tensor<128x768xf32>"
+    op = generic("%y", [("%x", x), ("%w", w)], y, ["i, l", "j floordiv 32, l, j mod 32", "i, j"], PRODUCT, "ppr", "ijl", "0.0", "contraction")
+    loops = stages(kernel([("%x", x), ("%w", w)], op, [("%y", y)], [[768, 1]]), "sapphirerapids")["asm"].split("\n.L")
+    full = max(loops, key=lambda part: part.count("vfmadd"))
+    assert full.count("prefetcht1") == 2 and full.count("vfmadd") == 26 and "rsp" not in full
