@@ -141,22 +141,22 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
         s.why["shared"] = "neighbouring rows see the same elements through different taps: each is loaded once"
         first, s.why["lanes_first"] = True, "the weights of a block of channels are in registers"
     near = None if depth is not None or shared is not None or first and r.outer else _near(kernel, r, row_tiles * rows, width, target.caches, s.why)
-    fetch = depth is None and shared is None and s.lanes == 16 and _streams(kernel, r, rows, target.caches)
+    fetch = depth is None and shared is None and s.lanes == 16 and _streams(kernel, r, target.caches)
     if fetch:
-        s.why["fetch_ahead"] = "all panels are more than the second-level cache keeps: a panel is fetched while the one before serves its rows"
+        s.why["fetch_ahead"] = "all panels are more than the second-level cache keeps: each is fetched while the one before is read"
     return replace(
         s, rows=rows, columns=columns, shared=shared, row_tiles=row_tiles, depth=depth, group=group, near=near, lanes_first=first, fetch_ahead=fetch
     )
 
 
-def _streams(kernel: KernelFunction, r: Roles, rows: int, caches: Caches) -> bool:
-    """Whether panels, [reduction][block of lanes], come from beyond the second-level cache, and each serves some register tiles."""
+def _streams(kernel: KernelFunction, r: Roles, caches: Caches) -> bool:
+    """Whether panels, [reduction][block of lanes], come from beyond the second-level cache."""
     d, op = kernel.domain, kernel.domain.anchor
     if r.row is None or r.lane is None or op is None or len(r.reductions) != 1 or len(d.siblings) > 1 or st.reads_bf16(op):
         return False
-    panels, size = op.operands[0 if r.swapped else 1], d.sizes[r.row]
+    panels = op.operands[0 if r.swapped else 1]
     packed = st.owner(panels) is None and len(st.shape(panels)) == 3 and st.shape(panels)[-1] == PACKED_COLUMNS * 16
-    return packed and (not isinstance(size, int) or size >= 2 * rows) and _bytes(panels, kernel) > blocks.resident(caches)
+    return packed and _bytes(panels, kernel) > blocks.resident(caches)
 
 
 def _near(kernel: KernelFunction, r: Roles, block: int, width: int, caches: Caches, why: dict[str, str]) -> int | None:

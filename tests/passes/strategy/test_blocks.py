@@ -91,6 +91,6 @@ def test_rows_that_do_not_fit_the_second_level_come_in_parts_that_do(m: int, k: 
         assert s.near is not None and s.near * block * k * 4 <= 1 << 20 and -(-m // (s.near * block)) == parts
 
 
-@pytest.mark.parametrize("m, n, fetch", [(128, 768, True), (128, 256, False), (14, 768, False)])
+@pytest.mark.parametrize("m, n, fetch", [(128, 768, True), (128, 256, False), (4, 768, True)])
 def test_panels_that_do_not_stay_in_the_second_level_are_fetched_ahead(m: int, n: int, fetch: bool) -> None:
     assert choice(linear(m, 768, n), Caches(second=2 << 20)).fetch_ahead == fetch
