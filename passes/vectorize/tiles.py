@@ -138,8 +138,9 @@ class Tiles(Contraction):
         """The pair from which on the rows of a block are read from a copy."""
         self.copy_begin: Number = self.copied
         """The first pair in the copy."""
-        self.overlapped = strategy.overlapped and self.whole > 0
-        """Whether there are steps of k that an epilogue can be shared out to."""
+        outer = [kernel.domain.sizes[c] for c in self.r.reductions if c != strategy.pairs]
+        self.overlapped = strategy.overlapped and self.whole > 0 and all(isinstance(n, int) and n > 0 for n in outer)
+        """Whether there are steps of k that an epilogue can be shared out to, and their number is known."""
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         assert self.s.row is not None

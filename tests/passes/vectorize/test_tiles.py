@@ -274,6 +274,15 @@ def test_rows_that_are_not_contiguous_are_copied(amx, view: Callable[[torch.Tens
     assert sum(amx) > 0, "no kernel used tiles"
 
 
+@pytest.mark.parametrize("batches", [1, 3])
+def test_a_reduction_of_unknown_size_around_the_tiles(amx, batches: int) -> None:  # noqa: ANN001
+    x, y = torch.randn(batches, 70, 64, dtype=torch.bfloat16), torch.randn(batches, 64, 48, dtype=torch.bfloat16)
+    for t in (x, y):
+        torch._dynamo.maybe_mark_dynamic(t, 0)
+    got = torch.compile(lambda x, y: torch.einsum("bik,bkj->ij", x, y), backend="mlirc", options={"strict": True}, dynamic=True)(x, y)
+    torch.testing.assert_close(got.double(), torch.einsum("bik,bkj->ij", x.double(), y.double()), rtol=2e-2, atol=0.2)
+
+
 needs_amx = pytest.mark.skipif(not Target.host().has_amx_bf16, reason="the CPU lacks AMX")
 
 
