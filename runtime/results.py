@@ -41,16 +41,22 @@ class ResultMemory:
             t = torch.empty(0, dtype=dtype, device=_CPU)
             if not isinstance(t, FakeTensor):
                 t.set_(found[0], 0, shape, strides)  # type: ignore[call-overload]
-                self._kept.append(found)
+                self._keep(found)
                 return t
         t = torch.empty_strided(shape, strides, dtype=dtype, device=_CPU)
         if _use_count is not None and not isinstance(t, FakeTensor) and t.nbytes >= LARGE:
             storage = t.untyped_storage()
             prefer_huge_pages(storage.data_ptr(), storage.nbytes())
-            self._kept.append((storage, storage.data_ptr()))
-            while len(self._kept) > MOST:
-                self._forget_oldest()
+            self._keep((storage, storage.data_ptr()))
         return t
+
+    def _keep(self, entry: tuple[torch.UntypedStorage, int]) -> None:
+        self._kept.append(entry)
+        while len(self._kept) > MOST:
+            try:
+                self._kept.popleft()
+            except IndexError:  # other threads have them
+                return
 
     def _dropped(self, nbytes: int) -> tuple[torch.UntypedStorage, int] | None:
         """A storage of this size that nobody has, not kept any more."""
@@ -67,12 +73,6 @@ class ResultMemory:
                 return entry
             self._kept.append(entry)
         return None
-
-    def _forget_oldest(self) -> None:
-        try:
-            self._kept.popleft()
-        except IndexError:  # another thread has it
-            pass
 
 
 def _unused(entry: tuple[Any, int]) -> bool:

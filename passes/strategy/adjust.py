@@ -120,13 +120,23 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value]) -> Strategy | str
         new = replace(new, fetch_ahead=False)
     if (new.depth is not None or new.lanes_first) and "near" not in fields:
         new = replace(new, near=None)
-    if new.depth is None and "chunk" not in fields:
-        new = replace(new, chunk=None)
+    if strategy.chunk is not None:
+        new = _with_chunk(new, fields)
     if (new.depth is None and strategy.depth is not None or new.tiles and new.chunk is None) and "group" not in fields:
         new = replace(new, group=1)
     if "overlapped" not in fields:
         new = replace(new, overlapped=new.overlapped and new.rows == 32 and not new.turned)
     return replace(new, short_rows=short_tile(new.rows), grain=grain)
+
+
+def _with_chunk(s: ContractionStrategy, fields: Mapping[str, Value]) -> ContractionStrategy:
+    """The chunk that goes with other fields than those that it was chosen for, unless it is one of them."""
+    if "chunk" not in fields:
+        possible = s.rows == 32 and s.rows_copied and not s.turned and s.depth is not None
+        s = replace(s, chunk=max(s.chunk // s.depth, 1) * s.depth if possible else None)  # type: ignore[operator]
+    if s.chunk is None and "rows_copied" not in fields:
+        s = replace(s, rows_copied=False)  # all of the reduction would be too much
+    return s
 
 
 def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strategy) -> str:
@@ -194,7 +204,7 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
         out["unroll"] = (1, 1, "sums are not split")
     out["row_tiles"] = (1, 64, "register tiles")
     grouped = s.chunk is not None if s.tiles else s.depth is not None
-    out["group"] = (1, 32, "lane blocks") if grouped else (1, 1, f"without {'chunk' if s.tiles else 'depth'}")
+    out["group"] = (1, tiles.MOST_PANELS, "lane blocks") if grouped else (1, 1, f"without {'chunk' if s.tiles else 'depth'}")
     return out
 
 
@@ -224,6 +234,8 @@ def _impossible_chunk(s: ContractionStrategy) -> str:
         return "chunk is impossible for this kernel; valid: none (it wants tiles, two rows of them, and rows that are copied)"
     if s.depth is None or s.chunk % s.depth:  # type: ignore[operator]
         return f"chunk={s.chunk} is impossible for this kernel; valid: multiples of depth, or none"
+    if (size := s.group * tiles.sum_bytes(s.rows * s.row_tiles)) > 2 * tiles.SUM_BYTES:
+        return f"rows, row_tiles and group make {size >> 10} KB of sums between chunks; valid: up to {tiles.SUM_BYTES >> 9} KB"
     return ""
 
 

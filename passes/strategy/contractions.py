@@ -169,7 +169,9 @@ def _near(kernel: KernelFunction, r: Roles, block: int, width: int, caches: Cach
     op = d.anchor
     if r.row is None or r.lane is None or not isinstance(d.sizes[r.row], int) or op is None:
         return None
-    panels = _bytes(op.operands[0 if r.swapped else 1], kernel) // product([c for c in r.outer if not outer_only(kernel, r)], d.sizes)
+    # Of one outer row, where each has its own; there may be none.
+    panels = _bytes(op.operands[0 if r.swapped else 1], kernel)
+    panels = panels if outer_only(kernel, r) else panels // max(product(r.outer, d.sizes), 1)
     row_bytes = product(r.reductions, d.sizes) * builders.element_type(op.operands[1 if r.swapped else 0]).width // 8
     size, resident = d.sizes[r.row], blocks.resident(caches)
     whole, lanes = size * row_bytes, -(-known(d.sizes[r.lane]) // width)

@@ -108,7 +108,7 @@ def _in_chunks(size: int, rows: int, panels: int, depth: int, why: dict[str, str
     tiles = -(-size // rows)
     tiles = -(-tiles // -(-tiles // CHUNK_ROW_TILES))
     chunk = max(COPY_BYTES // copy_bytes(tiles * rows, 2 * depth), 1) * depth
-    group = max(min(SUM_BYTES // ((tiles * rows + 16) * 128), panels), 1)
+    group = max(min(SUM_BYTES // sum_bytes(tiles * rows), panels, MOST_PANELS), 1)
     why["rows_copied"] = "a chunk of their reduction at a time, for a group of panels"
     why["chunk"] = f"up to {COPY_BYTES >> 10} KB of the rows of a block, which the second-level cache has room for"
     why["group"] = f"of up to {SUM_BYTES >> 10} KB of sums, which stay there as well"
@@ -120,10 +120,17 @@ def copy_bytes(rows: int, row_bytes: int) -> int:
     return (rows + 16) * (-(-row_bytes // 64) * 64)
 
 
+def sum_bytes(rows: int) -> int:
+    """What the sums of a panel take for a block of rows; the last tile may begin before the block."""
+    return (rows + 16) * 32 * 4
+
+
 COPY_BYTES = 512 << 10
 """On the stack of a thread at most, for rows that are copied."""
 SUM_BYTES = 512 << 10
 """The same for the sums of a group of lane blocks."""
+MOST_PANELS = 32
+"""In a group."""
 CHUNK_ROW_TILES = 4
 """Register tiles one below the other that read a chunk; where the second-level cache has room for as many whole rows, these are not cut:
 with chunks 512 x 8192 x 2048 takes 13.0 instead of 17.9 ms and 512 x 14336 x 4096 about 60 instead of 115, but 128 x 4096 x 1024 0.82

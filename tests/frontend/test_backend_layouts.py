@@ -114,6 +114,7 @@ ZERO = {
     "mm without rows": (lambda x, y: x @ y, R(0, 3), R(3, 4)),
     "mm without rows and columns": (lambda x: (x.t() @ x, (x > 0).t() @ (x > 0) / 4, x.double().t() @ x.double() + 1, x.bfloat16().t() @ x.bfloat16()), R(3, 0)),
     "bmm": (lambda x, y: x @ y, R(2, 3, 0), R(2, 0, 4)),
+    "bmm of no batches": (lambda x, y: x @ y, R(0, 3, 4), R(0, 4, 5)),
     "linear": (lambda x, w, b: F.linear(x, w, b).relu(), R(0, 3), R(4, 3), R(4)),
     "conv": (lambda x, w: F.conv2d(x, w), R(0, 3, 8, 8), R(4, 3, 3, 3)),
     "cat": (lambda x, y: torch.cat([x, y]) * 2, R(0, 3), R(3, 3)),

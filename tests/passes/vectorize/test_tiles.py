@@ -13,6 +13,7 @@ import torch
 from mlirc import driver
 from mlirc.dialects.mlir import PassManager, ir
 from mlirc.dialects.own import load_for
+from mlirc.errors import OptionError
 from mlirc.lowering.bridge import to_llvm22
 from mlirc.lowering.codegen import emit_object
 from mlirc.lowering.target import Target
@@ -138,6 +139,22 @@ def test_rows_that_the_second_level_has_no_room_for_are_read_in_chunks() -> None
     # 200 rows are 6 x 32 and eight that overlap those before: in all chunks but the last, and there.
     assert sorted(loop.count("tdpbf16ps") for loop in _loops(code)) == [2, 2, 4, 4]
     assert code.count("tilestored") == 12, "tiles are spilled"
+
+
+CHUNKED = LINEAR.replace("x96xbf16", "x8192xbf16").replace("3x48x32x2", "48x4096x32x2").replace("80", "1536").replace("70x", "96x")
+
+
+@pytest.mark.parametrize("pin", [("rows", 16), ("rows_copied", False), ("depth", 256), ("depth", None), ("chunk", None), ("fetch_ahead", False), ("group", 3)])
+def test_a_chunk_follows_from_what_is_pinned(pin: tuple[str, int | bool | None]) -> None:
+    assert "group=32" in _asm(CHUNKED)["strategy"]
+    text = _asm(CHUNKED, adjustment=Adjustment((pin,), pinned=True))["strategy"]
+    assert f"{pin[0]}={pin[1]}" in text
+
+
+def test_sums_of_a_pinned_group_have_a_limit() -> None:
+    fields = (("depth", 32), ("chunk", 32), ("row_tiles", 64), ("group", 32))
+    with pytest.raises(OptionError, match="KB of sums between chunks"):
+        _asm(CHUNKED, adjustment=Adjustment(fields, pinned=True))
 
 
 @pytest.mark.parametrize("rows, chunked", [(64, False), (65, True)])
