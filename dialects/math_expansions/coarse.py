@@ -25,9 +25,9 @@ _EXP2_HALF = (0.693147004, 0.240222424, 0.0555073358, 0.00967151299, 0.001326472
 
 def exp(x: Num) -> Num:
     """e^x for x <= 0; 1 at 0, and 0 below e^-87, whatever it is there (2^-126 is nothing beside the 1 of a softmax's sum)."""
-    x_log2 = 1 / pymath.log(2)
-    k, scale = split(x, x_log2)
-    r = fma(x, x_log2, -k)
+    factor = 1 / pymath.log(2)
+    k, scale = split(x, factor)
+    r = fma(x, factor, -k)
     return select(x < -87.0, x.like(0.0), fma(r, polynomial(r, _EXP2_HALF), 1.0) * scale)
 
 

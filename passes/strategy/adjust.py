@@ -160,8 +160,8 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
         return "rows_once=true is impossible for this kernel; valid: false (only products on tiles do so)"
     if s.fetch_ahead and not (s.tiles or model.fetch_ahead):
         return "fetch_ahead=true is impossible for this kernel; valid: false (only products on tiles do so, and of f32 with many packed panels)"
-    if s.overlapped and not (s.tiles and s.rows == 32 and not s.turned):
-        return "overlapped=true is impossible for this kernel; valid: false (it wants pairs of tiles, one below the other, and rows that are stored as they are)"
+    if s.overlapped and (problem := _apart(kernel, s)):
+        return f"overlapped=true is impossible for this kernel; valid: false ({problem})"
     if s.near is not None and (s.tiles or s.dot is not None or s.row is None or s.lane is None or s.depth is not None or s.lanes_first):
         return "near is impossible for this kernel; valid: none (it wants rows and columns, and no tiles, depth or lanes_first)"
     if s.chunk is not None and (problem := _impossible_chunk(s)):
@@ -227,6 +227,12 @@ def _impossible_depth(kernel: KernelFunction, model: ContractionStrategy, s: Con
     if (sums := s.rows * s.row_tiles * s.group * width * element) > _STACK:
         return f"rows, columns, row_tiles and group make {sums >> 10} KB of sums between blocks; valid: up to {_STACK >> 10} KB"
     return ""
+
+
+def _apart(kernel: KernelFunction, s: ContractionStrategy) -> str:
+    from ..vectorize.roles import roles
+
+    return tiles.overlaps(kernel, roles(kernel), s.rows, s.pairs, s.turned) if s.tiles else "only products on tiles do so"  # type: ignore[arg-type]
 
 
 def _impossible_chunk(s: ContractionStrategy) -> str:

@@ -213,11 +213,11 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> 
         s.why["turned"] = "results are contiguous along the rows: vectors of these are stored, instead of single elements"
         if s.depth is None and not s.tiles:
             row_tiles, s.why["row_tiles"] = _turned_row_tiles(kernel.domain.sizes[r.row], s.rows, s.lanes)  # type: ignore[index]
+    apart = tiles.overlaps(kernel, r, s.rows, s.pairs, turned) if s.tiles else "no tiles"  # type: ignore[arg-type]
     if s.tiles:
-        s.why["overlapped"] = "vectors store 32 rows while tiles multiply the next 32" if not turned else "results are transposed in blocks"
-    overlapped = s.rows == 32 and s.tiles and not turned
+        s.why["overlapped"] = apart or "vectors store 32 rows while tiles multiply the next 32"
     looped = s.rows * s.columns > 4 and ops > LONG_EPILOGUE and (turned or not s.tiles)
-    return replace(s, turned=turned, overlapped=overlapped, row_tiles=row_tiles, looped_epilogue=looped)
+    return replace(s, turned=turned, overlapped=not apart, row_tiles=row_tiles, looped_epilogue=looped)
 
 
 def _with_grain(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> ContractionStrategy:

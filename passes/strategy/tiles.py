@@ -37,6 +37,18 @@ def _padded(kernel: KernelFunction, r: Roles) -> bool:
     return isinstance(length, int) and 2 * pairs >= -(-length // 32) * 32
 
 
+def overlaps(kernel: KernelFunction, r: Roles, rows: int, pairs: int, turned: bool) -> str:
+    """Why the epilogue of a register tile cannot be shared out to the steps of the next one; empty if it can."""
+    sizes = {c: kernel.domain.sizes[c] for c in r.reductions}
+    if turned:
+        return "results are transposed in blocks"
+    if rows != 32:
+        return "only pairs of tiles, one below the other, take turns"
+    if any(not isinstance(n, int) or n == 0 for n in sizes.values()) or sizes[pairs] < 32:  # type: ignore[operator]
+        return "the number of steps is not known, or there are none"
+    return ""
+
+
 def depth(length: int, step: int, caches: Caches) -> tuple[int | None, str]:
     """Elements in a block of the reduction of a product on tiles, of `step` bytes of the panel each; None where it is not cut."""
     size, whole, block = length * step, blocks.tile_panel_bytes(caches), blocks.tile_block_bytes(caches)

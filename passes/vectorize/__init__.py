@@ -14,6 +14,7 @@ from .bucket import vectorize_bucket
 from .concat import vectorize_concat
 from .contraction import vectorize_contraction
 from .deep import vectorize_deep
+from .deep_tiles import vectorize_deep_tiles
 from .dot import vectorize_dot
 from .kernel import KernelFunction
 from .loops import vectorize_loops
@@ -38,6 +39,8 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
                 build = vectorize_siblings
             elif strategy.turned:
                 build = vectorize_turned
+            elif strategy.chunk is not None:
+                build = vectorize_deep_tiles
             elif strategy.tiles:
                 build = vectorize_tiles
             elif strategy.dot is not None:

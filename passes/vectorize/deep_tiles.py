@@ -22,10 +22,19 @@ from collections.abc import Sequence
 
 from ...dialects import builders
 from ...dialects.mlir import ir, vector
+from ..strategy import ContractionStrategy
+from . import entry
+from .kernel import KernelFunction
 from .lanes import Index, Number
 from .memory import Memory
 from .nest import Values, delinearize, loop
 from .tiles import PAIRS, Block, Span, Tiles
+
+
+def vectorize_deep_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
+    """Build the module of a bf16 contraction on tiles whose strategy has a `chunk`."""
+    emitter = DeepTiles(kernel, strategy)
+    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
 class DeepTiles(Tiles):

@@ -54,9 +54,7 @@ RING = 4 * SIDE
 
 def vectorize_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
     """Build the module of a bf16 contraction whose second operand is packed in pairs."""
-    from .deep_tiles import DeepTiles
-
-    emitter = (Tiles if strategy.chunk is None else DeepTiles)(kernel, strategy)
+    emitter = Tiles(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
@@ -138,9 +136,6 @@ class Tiles(Contraction):
         """The pair from which on the rows of a block are read from a copy."""
         self.copy_begin: Number = self.copied
         """The first pair in the copy."""
-        outer = [kernel.domain.sizes[c] for c in self.r.reductions if c != strategy.pairs]
-        self.overlapped = strategy.overlapped and self.whole > 0 and all(isinstance(n, int) and n > 0 for n in outer)
-        """Whether there are steps of k that an epilogue can be shared out to, and their number is known."""
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         assert self.s.row is not None
@@ -319,12 +314,12 @@ class Tiles(Contraction):
                 second = m.add(i, SIDE)
                 rows = [i, second if exact else m.minimum(second, m.sub(block.end, SIDE))]
                 self._sums(rows, self._place(i, block), block, span, self._before(i, block, span))
-                if span.last and not self.overlapped:
+                if span.last and not self.s.overlapped:
                     finish(i)
                 return []
 
             loop(e, block.begin, middle, 2 * SIDE, [], double)
-            if span.last and self.overlapped:
+            if span.last and self.s.overlapped:
                 loop(e, m.maximum(block.begin, m.sub(middle, 2 * SIDE)), middle, 2 * SIDE, [], lambda i, _: finish(i) or [])
             if isinstance(size, int) and (size % (2 * SIDE) > SIDE or size % (2 * SIDE) == 0):
                 return
@@ -342,7 +337,7 @@ class Tiles(Contraction):
 
     def _before(self, row: Number, block: Block, span: Span) -> Pending | None:
         """The two tiles before those from `row` on, if their epilogue is to be done with the products of these."""
-        if not (span.last and self.overlapped):
+        if not (span.last and self.s.overlapped):
             return None
         m = self.e.math
         before = m.sub(row, 2 * SIDE)

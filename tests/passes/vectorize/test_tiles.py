@@ -19,9 +19,10 @@ from mlirc.lowering.codegen import emit_object
 from mlirc.lowering.target import Target
 from mlirc.lowering.to_llvm import lower_to_llvm_ir
 from mlirc.passes.expand_math import expand_math
-from mlirc.passes.strategy import MODEL, Adjustment, adjusted, select_strategy
+from mlirc.passes.strategy import MODEL, Adjustment, ContractionStrategy, adjusted, select_strategy
 from mlirc.passes.vectorize import KernelFunction, vectorize
 from mlirc.tests.amx_emulation import emulate
+from mlirc.tests.passes.vectorize.kernels import strategy
 
 LINEAR = """
 #a = affine_map<(m, n, k) -> (m, k)>
@@ -61,7 +62,7 @@ def deep(text: str) -> str:
 def taps(text: str) -> str:
     """`LINEAR` with two reductions, of five and 96."""
     text = text.replace("(m, n, k)", "(m, n, j, k)").replace("(m, k)", "(m, j, k)").replace("(n floordiv 32, ", "(n floordiv 32, j, ")
-    return text.replace("70x96x", "70x5x96x").replace("3x48x", "3x5x48x").replace('"reduction"', '"reduction", "reduction"')
+    return text.replace("70x96x", "70x5x96x").replace("3x48x", "3x5x48x").replace("mlirc.pairs = 2", "mlirc.pairs = 3").replace('"reduction"', '"reduction", "reduction"')
 
 
 def _asm(text: str, target: Target | None = None, adjustment: Adjustment = MODEL) -> dict[str, str]:
@@ -92,13 +93,25 @@ def test_tiles_are_configured_once_and_not_spilled() -> None:
     assert full.count("prefetch") == 11, "three register tiles share the 32 lines of a step"
 
 
-@pytest.mark.parametrize("text", [LINEAR, deep(LINEAR)], ids=["linear", "deep"])
+@pytest.mark.parametrize("text", [LINEAR, deep(LINEAR), taps(LINEAR)], ids=["linear", "deep", "taps"])
 @pytest.mark.parametrize("overlapped", [True, False])
 def test_the_epilogue_of_a_register_tile_runs_with_the_products_of_the_next_one(text: str, overlapped: bool) -> None:
     functions = _asm(text, adjustment=MODEL if overlapped else Adjustment((("overlapped", False),)))
     assert f"overlapped={overlapped}" in functions["strategy"]
     products = re.findall(r"tdpbf16ps.*?tilestored", functions["k_tiles16"], re.DOTALL)
     assert any(re.search(r"vmovups\t%zmm\d+, .*\(", part) for part in products) == overlapped
+
+
+@pytest.mark.parametrize("text", [taps(LINEAR).replace("x5x", "x?x"), LINEAR.replace("x96xbf16", "x30xbf16").replace("3x48x", "3x16x")], ids=["unknown", "none"])
+def test_an_epilogue_is_not_shared_out_to_steps_of_unknown_number_or_none(text: str) -> None:
+    chosen = strategy(text, Target.parse("sapphirerapids"))
+    assert isinstance(chosen, ContractionStrategy) and chosen.tiles and not chosen.overlapped and "steps" in chosen.why["overlapped"]
+
+
+def test_what_is_not_shared_out_cannot_be_pinned_so() -> None:
+    text = LINEAR.replace("x96xbf16", "x30xbf16").replace("3x48x", "3x16x")
+    with pytest.raises(OptionError, match="overlapped=true is impossible"):
+        _asm(text, adjustment=Adjustment((("overlapped", True),), pinned=True))
 
 
 def test_results_that_are_contiguous_along_the_rows_are_stored_in_vectors_of_them() -> None:
@@ -289,15 +302,6 @@ def test_rows_that_are_not_contiguous_are_copied(amx, view: Callable[[torch.Tens
     model = torch.nn.Linear(view(x).shape[-1], 48).bfloat16()
     _check(model, x, torch.compile(lambda x: model(view(x)), backend="mlirc"), view)
     assert sum(amx) > 0, "no kernel used tiles"
-
-
-@pytest.mark.parametrize("batches", [1, 3])
-def test_a_reduction_of_unknown_size_around_the_tiles(amx, batches: int) -> None:  # noqa: ANN001
-    x, y = torch.randn(batches, 70, 64, dtype=torch.bfloat16), torch.randn(batches, 64, 48, dtype=torch.bfloat16)
-    for t in (x, y):
-        torch._dynamo.maybe_mark_dynamic(t, 0)
-    got = torch.compile(lambda x, y: torch.einsum("bik,bkj->ij", x, y), backend="mlirc", options={"strict": True}, dynamic=True)(x, y)
-    torch.testing.assert_close(got.double(), torch.einsum("bik,bkj->ij", x.double(), y.double()), rtol=2e-2, atol=0.2)
 
 
 needs_amx = pytest.mark.skipif(not Target.host().has_amx_bf16, reason="the CPU lacks AMX")
