@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from ...dialects import builders
 from ...errors import OptionError
 from . import tiles
-from .common import known, lanes, product
-from .contractions import PACKED_COLUMNS, ContractionStrategy, panel_step, short_tile, sum_registers
+from .common import PACKED_COLUMNS, known, lanes, product
+from .contractions import ContractionStrategy, short_tile, sum_registers
 from .loops import LoopStrategy
+from .traffic import panel_step
 
 if TYPE_CHECKING:
     from ...lowering.target import Target

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from . import blocks
 from .adjust import Adjustment, Value, adjusted
-from .contractions import ContractionStrategy, outer_only, panel_step, row_tile, sum_registers
+from .contractions import ContractionStrategy, row_tile, sum_registers
+from .traffic import outer_only, panel_step
 
 if TYPE_CHECKING:
     from ...lowering.target import Target

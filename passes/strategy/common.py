@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 WORK_PER_THREAD = 16384
 """Element-operations that are worth waking another thread for: about 5 us at 16 lanes and a few ops per cycle."""
 
+PACKED_COLUMNS = 2
+"""Vectors of f32 in a block of a packed operand."""
+
 
 def lanes(kernel: KernelFunction, target: Target) -> int:
     """Lanes of 32 bits; of 64 where the kernel computes in f64."""

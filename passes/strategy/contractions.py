@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
-from . import blocks, tiles
-from .common import WORK_PER_THREAD, known, lanes, product
+from . import blocks, tiles, traffic
+from .common import PACKED_COLUMNS, WORK_PER_THREAD, known, lanes
 
 if TYPE_CHECKING:
-    from ...lowering.caches import Caches
     from ...lowering.target import Target
     from ..pack import PackShape
     from ..vectorize.kernel import KernelFunction
@@ -104,9 +103,9 @@ def _streamed(kernel: KernelFunction, r: Roles, target: Target, s: ContractionSt
     s.why["dot"] = "few rows, and both operands are contiguous along the reduction: what is large is read in one stream, unpacked"
     s.why["unroll"] = "sums that hide the latency of an addition" if alone else "several reductions: one vector at a time"
     rows = _rows(kernel, r, 4 if target.vector_bits == 512 else 2, 0, "rows that share a stream", s.why)
-    first, s.why["lanes_first"] = _lanes_first(kernel, r, s.lanes, target.caches)
+    first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, s.lanes, target.caches)
     in_pairs = alone and target.has_avx512_bf16 and s.lanes == 16 and st.reads_bf16(kernel.domain.anchor)
-    return replace(s, dot=dot, unroll=4 if alone else 1, dot_pairs=in_pairs, rows=rows, row_tiles=PLAIN_ROW_TILES, lanes_first=first)
+    return replace(s, dot=dot, unroll=4 if alone else 1, dot_pairs=in_pairs, rows=rows, row_tiles=traffic.PLAIN_ROW_TILES, lanes_first=first)
 
 
 def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy | None:
@@ -119,7 +118,7 @@ def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionSt
     width = columns * s.lanes
     s.why["rows"], s.why["tiles"] = f"tile registers have 16 rows; {size} rows", "bf16 in pairs, the reduction in whole tiles of 32"
     depth, s.why["depth"] = tiles.depth(d.sizes[s.pairs], width * 2, target.caches)  # type: ignore[index, arg-type]
-    first, s.why["lanes_first"] = _lanes_first(kernel, r, width, target.caches)
+    first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)
     first = first and bool(r.outer)
     around = tiles.row_blocks(kernel, r, rows, first, None if contiguous_rows(kernel, r) else depth, target.caches, s.why)
     return replace(s, tiles=True, rows=rows, columns=columns, depth=depth, lanes_first=first, **asdict(around))
@@ -132,61 +131,21 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     width = columns * s.lanes
     limit, reason = _most_rows(kernel, r, target, columns, shared)
     low = SUMS_UNDER_WAY // columns if shared is None else 0
-    step = panel_step(kernel, r, width) if s.lanes == 16 and shared is None and not contiguous_rows(kernel, r) else None
+    step = traffic.panel_step(kernel, r, width) if s.lanes == 16 and shared is None and not contiguous_rows(kernel, r) else None
     high = step is not None and known(kernel.domain.sizes[r.reductions[0]]) * step > target.caches.first
     rows = _rows(kernel, r, limit, low, reason, s.why, high)
-    row_tiles, depth, group = _depth(kernel, r, rows, width, target.caches, s.why)
-    first, s.why["lanes_first"] = _lanes_first(kernel, r, width, target.caches)
+    row_tiles, depth, group = traffic.depth_and_group(kernel, r, rows, width, target.caches, s.why)
+    first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)
     if shared is not None:
         s.why["shared"] = "neighbouring rows see the same elements through different taps: each is loaded once"
         first, s.why["lanes_first"] = True, "the weights of a block of channels are in registers"
-    near = None if depth is not None or shared is not None or first and r.outer else _near(kernel, r, row_tiles * rows, width, target.caches, s.why)
-    fetch = depth is None and shared is None and s.lanes == 16 and _streams(kernel, r, target.caches)
+    near = None if depth is not None or shared is not None or first and r.outer else traffic.near(kernel, r, row_tiles * rows, width, target.caches, s.why)
+    fetch = depth is None and shared is None and s.lanes == 16 and traffic.streams(kernel, r, target.caches)
     if fetch:
         s.why["fetch_ahead"] = "all panels are more than the second-level cache keeps: each is fetched while the one before is read"
     return replace(
         s, rows=rows, columns=columns, shared=shared, row_tiles=row_tiles, depth=depth, group=group, near=near, lanes_first=first, fetch_ahead=fetch
     )
-
-
-LEAST_NEAR = 128
-"""Rows that a panel serves at least: with 48, 512 x 3072 x 768 in f32 takes 5% longer than with all of them, from beyond the second level."""
-
-
-def _streams(kernel: KernelFunction, r: Roles, caches: Caches) -> bool:
-    """Whether panels, [reduction][block of lanes], come from beyond the second-level cache."""
-    d, op = kernel.domain, kernel.domain.anchor
-    if r.row is None or r.lane is None or op is None or len(r.reductions) != 1 or len(d.siblings) > 1 or st.reads_bf16(op):
-        return False
-    panels = op.operands[0 if r.swapped else 1]
-    packed = st.owner(panels) is None and len(st.shape(panels)) == 3 and st.shape(panels)[-1] == PACKED_COLUMNS * 16
-    return packed and _bytes(panels, kernel) > blocks.resident(caches)
-
-
-def _near(kernel: KernelFunction, r: Roles, block: int, width: int, caches: Caches, why: dict[str, str]) -> int | None:
-    """Blocks of `block` rows that fit the second-level cache, where all rows do not, and would come from beyond it for every panel."""
-    d = kernel.domain
-    op = d.anchor
-    if r.row is None or r.lane is None or not isinstance(d.sizes[r.row], int) or op is None:
-        return None
-    # Of one outer row, where each has its own; there may be none.
-    panels = _bytes(op.operands[0 if r.swapped else 1], kernel)
-    panels = panels if outer_only(kernel, r) else panels // max(product(r.outer, d.sizes), 1)
-    row_bytes = product(r.reductions, d.sizes) * builders.element_type(op.operands[1 if r.swapped else 0]).width // 8
-    size, resident = d.sizes[r.row], blocks.resident(caches)
-    whole, lanes = size * row_bytes, -(-known(d.sizes[r.lane]) // width)
-    fitting, total = resident // (block * row_bytes) if row_bytes else 0, -(-size // block)
-    if whole <= resident or fitting * block < LEAST_NEAR:
-        return None
-    times = -(-total // fitting)
-    moved = panels * (times if panels > resident else 1)
-    if times == 1 or moved >= whole * (lanes - 1):
-        return None
-    why["near"] = (
-        f"{whole >> 10} KB of rows for each of {lanes} panels are more than {panels >> 10} KB of panels for each of {times} parts of the rows "
-        f"that the second-level cache has room for"
-    )
-    return -(-total // times)
 
 
 def _rows(kernel: KernelFunction, r: Roles, limit: int, low: int, reason: str, why: dict[str, str], high: bool = False) -> int:
@@ -235,9 +194,6 @@ FEW_ROWS = 4
 SUMS_UNDER_WAY = 8
 """At once: two products a cycle, which take four cycles each."""
 
-PACKED_COLUMNS = 2
-"""Vectors of f32 in a block of a packed operand."""
-
 MANY_COLUMNS = 8
 """Vectors side by side from which on a block of three that is not full does not count: ResNet-50, with its 64 channels, gains 4%."""
 
@@ -285,16 +241,12 @@ def _turned_row_tiles(size: object, rows: int, lanes: int) -> tuple[int, str]:
             return -(-block // lanes) / block
         return size // block * -(-block // lanes) + -(-(size % block) // lanes)
 
-    tiles = min(range(PLAIN_ROW_TILES, 2 * PLAIN_ROW_TILES + 1), key=vectors)
+    tiles = min(range(traffic.PLAIN_ROW_TILES, 2 * traffic.PLAIN_ROW_TILES + 1), key=vectors)
     return tiles, f"of which the rows, {tiles * rows}, are stored in vectors of {lanes}"
 
 
 LONG_EPILOGUE = 12
 """Ops for an element of the result that are too many to be repeated for each row of a tile."""
-
-PLAIN_ROW_TILES = 4
-"""Row tiles of a parallel iteration where the reduction is not cut: some, so that a panel is read from cache."""
-
 
 def sum_registers(target: Target) -> int:
     """Vector registers that sums may take: the others hold a row of the panel, an element of a row, and what an epilogue needs."""
@@ -313,42 +265,6 @@ def _most_rows(kernel: KernelFunction, r: Roles, target: Target, columns: int, s
     if ways < limit and _same_cache_sets(kernel, r):
         return ways, f"rows a multiple of 4096 bytes apart evict one another: the first-level cache has {ways} ways"
     return limit, reason
-
-
-def _depth(
-    kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches, why: dict[str, str]
-) -> tuple[int, int | None, int]:
-    """(Row tiles in a block, elements in a block of the reduction, lane blocks in a group); no depth where the panel is not cut."""
-    d = kernel.domain
-    step = panel_step(kernel, r, width)
-    if step is None:
-        why["depth"] = "the reduction is not cut: that wants one of a known, even size, and rows"
-        return PLAIN_ROW_TILES, None, 1
-    length, size = d.sizes[r.reductions[0]], d.sizes[r.row]  # type: ignore[index]
-    depth = blocks.depth(caches, step)
-    panel, block = f"a panel has {length * step >> 10} KB", f"a block {blocks.panel_bytes(caches) >> 10} KB"  # type: ignore[operator]
-    if length <= 2 * depth or size < 3 * rows:  # type: ignore[operator]
-        why["depth"] = f"{panel}, and {block}: not cut below two blocks" if length <= 2 * depth else f"too few rows to share a block: {size}"  # type: ignore[operator]
-        return PLAIN_ROW_TILES, None, 1
-    row_tiles = blocks.row_tiles(caches, rows * width * builders.element_type(d.anchor.results[0]).width // 8)  # type: ignore[union-attr]
-    row_blocks = -(-size // (row_tiles * rows))  # type: ignore[operator]
-    panels = -(-known(d.sizes[r.lane]) // width)  # type: ignore[index]
-    why["depth"] = f"{panel}, and {block}: a quarter of the second-level cache"
-    why["row_tiles"] = "their sums take at most half of the first-level cache"
-    why["group"] = f"{panels} panels, which share the rows in cache"
-    return row_tiles, depth, blocks.group(panels, row_blocks)
-
-
-def panel_step(kernel: KernelFunction, r: Roles, width: int) -> int | None:
-    """Bytes of a panel for one step of the reduction; None where the reduction cannot be cut in blocks."""
-    d = kernel.domain
-    if len(r.reductions) != 1 or r.row is None or r.lane is None or len(d.siblings) > 1:
-        return None
-    length, size = (d.sizes[c] for c in (r.reductions[0], r.row))
-    panel = next((a for a in kernel.accesses.items if a.op == d.anchor and not a.store and not a.steps.get(r.row)), None)
-    if not isinstance(length, int) or not isinstance(size, int) or panel is None or length % 2:
-        return None
-    return width * builders.element_type(panel.value).width // 8
 
 
 TRANSCENDENTAL = 16
@@ -379,40 +295,6 @@ def _ops_over(kernel: KernelFunction, space: set[int]) -> int:
                 n += ROUNDING
             else:
                 n += TRANSCENDENTAL if name.startswith(("math.", "mlirc.")) and name not in PLAIN else 1
-    return n
-
-
-def _lanes_first(kernel: KernelFunction, r: Roles, width: int, caches: Caches) -> tuple[bool, str]:
-    """Whether reading the other operand for every block of lanes moves less memory than reading all panels for every outer row."""
-    if not outer_only(kernel, r):
-        return False, "each outer row has panels of its own"
-    op = kernel.domain.anchor
-    assert op is not None
-    packed, image = (1, 0) if not r.swapped else (0, 1)
-    blocks_of_lanes = -(-known(kernel.domain.sizes[r.lane]) // width)  # type: ignore[index]
-    panels, whole = (_bytes(op.operands[i], kernel) for i in (packed, image))
-    outer = product(r.outer, kernel.domain.sizes)
-    resident = blocks.resident(caches)
-    by_rows = panels * outer if panels > resident else 0
-    by_lanes = whole * blocks_of_lanes if whole > resident else 0
-    return by_lanes < by_rows, (
-        f"{by_lanes >> 10} KB come from beyond the second-level cache with the lanes outermost ({blocks_of_lanes} times {whole >> 10} KB), "
-        f"else {by_rows >> 10} KB ({outer} times {panels >> 10} KB); what takes up to {resident >> 10} KB stays there"
-    )
-
-
-def outer_only(kernel: KernelFunction, r: Roles) -> bool:
-    """Whether the panels are the same for all outer rows, so that either can be the outermost loop."""
-    op = kernel.domain.anchor
-    assert op is not None
-    classes = {kernel.domain.loops[op][d] for d in st.used_loops(st.maps(op)[1 if not r.swapped else 0])}
-    return r.lane is not None and not classes & set(r.outer)
-
-
-def _bytes(value: ir.Value, kernel: KernelFunction) -> int:
-    n = builders.element_type(value).width // 8
-    for size in kernel.shapes.of(value):
-        n *= known(size)
     return n
 
 
