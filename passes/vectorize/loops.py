@@ -214,7 +214,7 @@ class Loops:
 
         for phase in self.phases:
             keep = self.keep[phase.number]
-            together = len(places) > 1 and self._together(phase)
+            together = self.s.stores_together and len(places) > 1 and not phase.reductions and not keep
             if together:
                 self._rows_together(phase, turn, len(places))
             for row in range(len(places)):
@@ -233,17 +233,6 @@ class Loops:
             self._store(self.row_stores)
         e.known = {}
         e.math.leave()
-
-    def _together(self, phase: Phase) -> bool:
-        """Whether a phase only stores, and widens something that is the same for all rows, as the weight of a norm in bf16.
-
-        Of f32, one loop gains nothing (layer norm of 128 x 768: 13.0 and 12.6 us), and loses where the row is gathered (RMS norm of looked
-        up rows, 1.6 MB: 21 to 25 and 30 to 31). Of bf16, that layer norm: 15.3 and 14.5.
-        """
-        if phase.reductions or self.keep[phase.number] or not self.horizontal or len(self.s.inner) > 1:
-            return False
-        loads = [a.steps for a in self.k.accesses.items if not a.store and builders.element_type(a.value).width == 16]
-        return any(s.get(self.s.lane) == 1 and not any(s.get(c, 0) != 0 for c in self.d.rows) for s in loads)  # type: ignore[arg-type]
 
     def _rows_together(self, phase: Phase, turn: Callable[[int], None], rows: int) -> None:
         """The stores of a phase in one loop for all rows: what is the same for them is read and widened once.
