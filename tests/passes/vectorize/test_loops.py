@@ -97,7 +97,7 @@ def test_the_loop_of_what_rows_share():
     """A loop for the sum of each of two rows and one for both products, and two for a row that is alone."""
     chosen, text = strategy(weighted(16, 1024)), stages(weighted(16, 1024))["vector"]
     together = text[text.index("scf.for") :]
-    assert chosen.rows == 2 and text.count("scf.for") == 1 + 3 + 1 + 2
+    assert chosen.rows == 2 and chosen.stores_together and text.count("scf.for") == 1 + 3 + 1 + 2
     last = together.split("scf.for")[4]
     assert last.count("vector.load") == 3 * chosen.unroll and last.count("vector.store") == 2 * chosen.unroll
 
