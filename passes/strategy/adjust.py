@@ -30,7 +30,7 @@ Value = int | bool | None
 CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "chunk", "near", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "stores_together", "grain")
 _FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "stores_together")
-_STACK = 256 << 10
+_STACK = 1024 << 10
 """Bytes of sums between blocks of the reduction: they are on the stack of a thread."""
 
 
@@ -117,10 +117,10 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value]) -> Strategy | str
     new = replace(strategy, **fields)  # type: ignore[arg-type]
     area, before = new.rows * new.columns, strategy.rows * strategy.columns
     grain = max(1, strategy.grain * before // area) if "grain" not in fields else new.grain
-    if new.depth is not None and not new.tiles:
-        new = replace(new, fetch_ahead=False)
     if (new.depth is not None or new.lanes_first) and "near" not in fields:
         new = replace(new, near=None)
+    if new.depth is None and not new.tiles and "rows_copied" not in fields:
+        new = replace(new, rows_copied=False)
     if strategy.chunk is not None:
         new = _with_chunk(new, fields)
     if (new.depth is None and strategy.depth is not None or new.tiles and new.chunk is None) and "group" not in fields:
@@ -219,7 +219,7 @@ def _impossible_depth(kernel: KernelFunction, model: ContractionStrategy, s: Con
         if s.depth % 32 or not 32 <= s.depth < length:  # type: ignore[operator]
             return f"valid: multiples of 32 below {length}, or none"
         return ""
-    if s.dot is not None or s.shared is not None or panel_step(kernel, r, width) is None:
+    if s.dot is not None or s.shared is not None or len(kernel.domain.siblings) > 1 or panel_step(kernel, r, width) is None:
         return "its reduction cannot be cut in blocks; valid: none"
     length = known(kernel.domain.sizes[r.reductions[0]])
     if s.depth % 2 or not 2 <= s.depth < length:  # type: ignore[operator]
@@ -250,8 +250,10 @@ def _impossible_copy(kernel: KernelFunction, s: ContractionStrategy) -> str:
     from ..vectorize.roles import roles
 
     reductions = roles(kernel).reductions
+    if s.depth is not None and not s.tiles:
+        return "" if "mlirc.pairs" not in kernel.domain.anchor.attributes else "rows_copied=true is impossible for this kernel; valid: false (pairs of bf16 are not copied)"  # type: ignore[union-attr]
     if not s.tiles or s.lanes_first or len(reductions) > 1:
-        return "rows_copied=true is impossible for this kernel; valid: false (only products on tiles with the lanes innermost read copies)"
+        return "rows_copied=true is impossible for this kernel; valid: false (only products on tiles with the lanes innermost read copies, and others with depth)"
     length = product(reductions, kernel.domain.sizes) if s.chunk is None else s.chunk
     size = tiles.copy_bytes(s.rows * s.row_tiles, 2 * length)
     if size > tiles.COPY_BYTES:

@@ -7,9 +7,9 @@ multiplication", ACM TOMS 34, 2008) and of the sizes that follow from the caches
 enough for high-performance BLIS", ACM TOMS 43, 2016):
 
     registers      the sums; what is left holds a row of the panel and one element of a row, broadcast
-    first level    the lines that the rows are read from, one for each row of a tile, each for as many steps as it has elements;
-                   where the reduction is cut, also the sums between two of its blocks
-    second level   a panel, and the part of the rows that it meets next
+    first level    the lines that the rows are read from, one for each row of a tile, each for as many steps as it has elements
+    second level   a panel, what is fetched of the next one, and the rows that they meet; where the reduction is cut, a block of each, and
+                   the sums between two of its blocks
 
 BLIS keeps the panel in the first level. Here the second one feeds it: a tile of 14 x 32 reads 128 bytes of it in the 14 cycles
 that its products take, a third of what a second level delivers, and the rows, which are not packed, get the first level.
@@ -19,38 +19,16 @@ from __future__ import annotations
 
 from ...lowering.caches import Caches
 
-MOST_ROW_TILES = 8
-"""That share a block of a panel: more gain nothing, since the block is then read from the second level once in eight times its size."""
-MOST_GROUPED = 8
-"""Panels that share a block of the rows, in the same way."""
-
-
 def same_set_rows(caches: Caches) -> int:
     """Rows of a tile that may lie a multiple of 4096 bytes apart: the lines that they are read from are all in one set of the
     first level, which has a place for as many as it has ways. What streams past them takes the place of one for a moment."""
     return caches.first_ways
 
 
-def panel_bytes(caches: Caches) -> int:
-    """Of a block of a panel: a quarter of the second level. A half is left to the rows, which come and go, and the rest to what
-    the epilogue reads and writes; a panel of up to twice the size still stays there for most of its time, and is not cut."""
-    return caches.second // 4
-
-
-def depth(caches: Caches, step_bytes: int) -> int:
-    """Steps of the reduction in a block of a panel, of which each takes so many bytes; whole lines of the rows."""
-    return max(panel_bytes(caches) // step_bytes // 16, 1) * 16
-
-
-def row_tiles(caches: Caches, tile_bytes: int) -> int:
-    """Register tiles that share a block of a panel: their sums, of so many bytes a tile, take up to half of the first level."""
-    fitting = max(caches.first // 2 // tile_bytes, 1)
-    return min(1 << (fitting.bit_length() - 1), MOST_ROW_TILES)
-
-
-def group(panels: int, row_blocks: int) -> int:
-    """Panels that share a block of the rows: as many as leave 32 blocks of work to be shared among threads."""
-    return max(min(MOST_GROUPED, panels * row_blocks // 32), 1) if row_blocks > 1 else 1
+def rows_bytes(caches: Caches) -> int:
+    """Of a block of the rows, or of a panel, where a reduction is cut: a fifth of the second level. The next block of a panel, which is
+    fetched, and the sums have the rest."""
+    return caches.second // 5
 
 
 def tile_panel_bytes(caches: Caches) -> int:

@@ -1,8 +1,8 @@
 """What to measure against the analytic choice: its neighbourhood, a handful of strategies that might be better on a given machine.
 
 The model knows registers and cache sizes, and neither the latencies nor how much a machine does at once. So for a product:
-other shapes of the register tile, the order of the outermost loops, blocks of the reduction of which a panel fits the
-first level instead of the second, the loop of the epilogue, and what is fetched ahead of time.
+other shapes of the register tile, the order of the outermost loops, other blocks of the reduction, the loop of the epilogue, and what is
+fetched ahead of time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from . import blocks
 from .adjust import Adjustment, Value, adjusted
 from .contractions import ContractionStrategy, row_tile, sum_registers
-from .traffic import outer_only, panel_step
+from .traffic import LEAST_NEAR, outer_only, panel_step
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -71,10 +71,12 @@ def _proposals(kernel: KernelFunction, target: Target, model: ContractionStrateg
         yield {"rows": -(-size // -(-size // most))}  # as high as it can be, whatever is left for the last tile
     yield {"rows": row_tile(size, most)}
     step = panel_step(kernel, r, model.columns * model.lanes)
-    if step is not None:
-        yield {"depth": max(target.caches.first // 2 // step // 16, 1) * 16, "row_tiles": blocks.MOST_ROW_TILES}
+    if step is not None and len(kernel.domain.siblings) == 1:
         if model.depth is not None:
-            yield {"depth": None, "group": 1, "row_tiles": 4}
+            yield {"depth": max(model.depth // 2 // 16, 1) * 16}
+            yield {"depth": None, "row_tiles": 4}
+        else:
+            yield {"depth": max(blocks.rows_bytes(target.caches) // (LEAST_NEAR * 4) // 16, 1) * 16, "row_tiles": 8, "group": 8, "rows_copied": True}
     yield {"rows": row_tile(size, max(most * 2 // 3, 1))}
     yield {"looped_epilogue": not model.looped_epilogue}
     yield {"rows": row_tile(size, max(most // 2, 1))}

@@ -42,9 +42,9 @@ class ContractionStrategy:
     """The reduction class of a depthwise convolution that is unrolled in a register tile: its taps are at the same places for
     neighbouring rows, which share the loads."""
     depth: int | None = None
-    """Elements of the reduction in a block, where a panel of the packed operand is too large to be read from cache by all rows."""
+    """Elements of the reduction in a block, where too few whole rows fit the second-level cache; on AMX, where a panel does not fit the first."""
     group: int = 1
-    """Lane blocks that are computed together then, so that they share the rows in cache."""
+    """Lane blocks that are computed together then, so that they share a block of the rows in cache."""
     chunk: int | None = None
     """Elements of the reduction whose rows are copied at a time on AMX, for a group of lane blocks, where all of them are too many."""
     near: int | None = None
@@ -63,7 +63,7 @@ class ContractionStrategy:
     """Whether register tiles fetch the packed operand into the second-level cache, before they come to it: on AMX blocks of a panel, else
     what the next panel has at the same step."""
     rows_copied: bool = False
-    """Whether the rows of a block are copied, tile by tile, before a product on tiles reads them for panel after panel."""
+    """Whether the rows of a block are copied, before they are read for panel after panel: tile by tile on AMX, else row by row with `depth`."""
     rows_once: bool = False
     """Whether the first-level cache keeps nothing of the rows that tiles are loaded with."""
     overlapped: bool = False
@@ -129,23 +129,32 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     shared = _shared(kernel, r)
     columns = _columns(kernel, r, target, s.lanes) if shared is None else 1
     width = columns * s.lanes
-    limit, reason = _most_rows(kernel, r, target, columns, shared)
     low = SUMS_UNDER_WAY // columns if shared is None else 0
     step = traffic.panel_step(kernel, r, width) if s.lanes == 16 and shared is None and not contiguous_rows(kernel, r) else None
     high = step is not None and known(kernel.domain.sizes[r.reductions[0]]) * step > target.caches.first
-    rows = _rows(kernel, r, limit, low, reason, s.why, high)
-    row_tiles, depth, group = traffic.depth_and_group(kernel, r, rows, width, target.caches, s.why)
+
+    fetch = shared is None and s.lanes == 16 and traffic.streams(kernel, r, target.caches)
+    if fetch:
+        s.why["fetch_ahead"] = "all panels are more than the second-level cache keeps: each is fetched while the one before is read"
+
+    def rows_of_tile(copied: bool) -> int:
+        limit, reason = _most_rows(kernel, r, target, columns, shared, fetch, copied)
+        return _rows(kernel, r, limit, low, reason, s.why, high)
+
+    rows = rows_of_tile(copied=True)
+    cut = traffic.cut(kernel, r, rows, width, target.caches, s.why)
+    if not cut.rows_copied:
+        rows = rows_of_tile(copied=False)
+        cut = traffic.cut(kernel, r, rows, width, target.caches, s.why)
     first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)
     if shared is not None:
         s.why["shared"] = "neighbouring rows see the same elements through different taps: each is loaded once"
         first, s.why["lanes_first"] = True, "the weights of a block of channels are in registers"
-    near = None if depth is not None or shared is not None or first and r.outer else traffic.near(kernel, r, row_tiles * rows, width, target.caches, s.why)
-    fetch = depth is None and shared is None and s.lanes == 16 and traffic.streams(kernel, r, target.caches)
-    if fetch:
-        s.why["fetch_ahead"] = "all panels are more than the second-level cache keeps: each is fetched while the one before is read"
-    return replace(
-        s, rows=rows, columns=columns, shared=shared, row_tiles=row_tiles, depth=depth, group=group, near=near, lanes_first=first, fetch_ahead=fetch
-    )
+    if cut.depth is not None:
+        first, s.why["lanes_first"] = False, "the lane blocks of a group share their rows"
+    alone = cut.depth is None and shared is None and not (first and r.outer)
+    near = traffic.near(kernel, r, cut.row_tiles * rows, width, target.caches, s.why) if alone else None
+    return replace(s, rows=rows, columns=columns, shared=shared, near=near, lanes_first=first, fetch_ahead=fetch, **asdict(cut))
 
 
 def _rows(kernel: KernelFunction, r: Roles, limit: int, low: int, reason: str, why: dict[str, str], high: bool = False) -> int:
@@ -253,16 +262,19 @@ def sum_registers(target: Target) -> int:
     return target.vector_registers - 4
 
 
-def _most_rows(kernel: KernelFunction, r: Roles, target: Target, columns: int, shared: int | None) -> tuple[int, str]:
-    """How many rows a register tile may have, and why."""
-    budget = sum_registers(target)
+def _most_rows(
+    kernel: KernelFunction, r: Roles, target: Target, columns: int, shared: int | None, fetch: bool, copied: bool
+) -> tuple[int, str]:
+    """How many rows a register tile may have, which are copied or read where they are, and why."""
+    # Where something is fetched, two steps are together.
+    budget = sum_registers(target) - (PACKED_COLUMNS if fetch else 0)
     reason = f"{target.vector_registers} registers: {budget} for sums"
     if shared is not None:
         taps = known(kernel.domain.sizes[shared])
         budget, reason = max(budget - taps, budget // 2), f"{reason}, fewer by {taps} for the taps"
     limit, reason = max(1, budget // columns), f"{reason}, {columns} to a row"
     ways = blocks.same_set_rows(target.caches)
-    if ways < limit and _same_cache_sets(kernel, r):
+    if not copied and ways < limit and _same_cache_sets(kernel, r):
         return ways, f"rows a multiple of 4096 bytes apart evict one another: the first-level cache has {ways} ways"
     return limit, reason
 

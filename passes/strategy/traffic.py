@@ -6,6 +6,7 @@ once; so the order of the loops, parts of the rows, and blocks of the reduction 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...dialects import builders
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     from ...lowering.caches import Caches
     from ..vectorize.kernel import KernelFunction
     from ..vectorize.roles import Roles
+
+LEAST_CUT = 2048
+"""Steps of a reduction below which it is not cut."""
+
+LEAST_PANELS = 4
+"""That pay for a copy of the rows, and for sums in memory."""
+
+SUM_BYTES = 512 << 10
+"""On the stack of a thread at most, for the sums of a group of lane blocks between blocks of the reduction."""
 
 PLAIN_ROW_TILES = 4
 """Row tiles of a parallel iteration where the reduction is not cut: some, so that a panel is read from cache."""
@@ -63,12 +73,22 @@ LEAST_NEAR = 128
 
 def streams(kernel: KernelFunction, r: Roles, caches: Caches) -> bool:
     """Whether panels, [reduction][block of lanes], come from beyond the second-level cache."""
-    d, op = kernel.domain, kernel.domain.anchor
-    if r.row is None or r.lane is None or op is None or len(r.reductions) != 1 or len(d.siblings) > 1 or st.reads_bf16(op):
+    op = kernel.domain.anchor
+    if r.row is None or r.lane is None or op is None or len(r.reductions) != 1 or st.reads_bf16(op):
         return False
-    panels = op.operands[0 if r.swapped else 1]
-    packed = st.owner(panels) is None and len(st.shape(panels)) == 3 and st.shape(panels)[-1] == PACKED_COLUMNS * 16
-    return packed and _bytes(panels, kernel) > blocks.resident(caches)
+    packed = all(st.owner(v) is None and len(st.shape(v)) == 3 and st.shape(v)[-1] == PACKED_COLUMNS * 16 for v in _panels(kernel, r))
+    return packed and sum(_bytes(v, kernel) for v in _panels(kernel, r)) > blocks.resident(caches)
+
+
+def _panels(kernel: KernelFunction, r: Roles) -> list[ir.Value]:
+    """The operands that have the lanes: one for each sibling."""
+    return [op.operands[0 if r.swapped else 1] for op in kernel.domain.siblings]
+
+
+def _lane_blocks(kernel: KernelFunction, width: int) -> int:
+    """Of all siblings."""
+    d = kernel.domain
+    return sum(-(-known(kernel.shapes.of(op.results[0])[-1]) // width) for op in d.siblings)
 
 
 def near(kernel: KernelFunction, r: Roles, block: int, width: int, caches: Caches, why: dict[str, str]) -> int | None:
@@ -78,11 +98,11 @@ def near(kernel: KernelFunction, r: Roles, block: int, width: int, caches: Cache
     if r.row is None or r.lane is None or not isinstance(d.sizes[r.row], int) or op is None:
         return None
     # Of one outer row, where each has its own; there may be none.
-    panels = _bytes(op.operands[0 if r.swapped else 1], kernel)
+    panels = sum(_bytes(v, kernel) for v in _panels(kernel, r))
     panels = panels if outer_only(kernel, r) else panels // max(product(r.outer, d.sizes), 1)
     row_bytes = product(r.reductions, d.sizes) * builders.element_type(op.operands[1 if r.swapped else 0]).width // 8
     size, resident = d.sizes[r.row], blocks.resident(caches)
-    whole, lanes = size * row_bytes, -(-known(d.sizes[r.lane]) // width)
+    whole, lanes = size * row_bytes, -(-known(d.sizes[r.lane]) // width) if len(d.siblings) == 1 else _lane_blocks(kernel, width)
     fitting, total = resident // (block * row_bytes) if row_bytes else 0, -(-size // block)
     if whole <= resident or fitting * block < LEAST_NEAR:
         return None
@@ -97,37 +117,69 @@ def near(kernel: KernelFunction, r: Roles, block: int, width: int, caches: Cache
     return -(-total // times)
 
 
-def depth_and_group(
-    kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches, why: dict[str, str]
-) -> tuple[int, int | None, int]:
-    """(Row tiles in a block, elements in a block of the reduction, lane blocks in a group); no depth where the panel is not cut."""
-    d = kernel.domain
+@dataclass(frozen=True)
+class Cut:
+    """How a reduction is cut in blocks: fields of `ContractionStrategy`."""
+
+    row_tiles: int = PLAIN_ROW_TILES
+    depth: int | None = None
+    group: int = 1
+    rows_copied: bool = False
+
+
+def cut(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches, why: dict[str, str]) -> Cut:
+    """Blocks of the reduction where the second-level cache has room for too few whole rows, and what they share."""
+    d, op = kernel.domain, kernel.domain.anchor
     step = panel_step(kernel, r, width)
-    if step is None:
-        why["depth"] = "the reduction is not cut: that wants one of a known, even size, and rows"
-        return PLAIN_ROW_TILES, None, 1
+    if step is None or op is None or len(d.siblings) > 1:
+        why["depth"] = "the reduction is not cut: that wants a single product, with one reduction of a known, even size, and rows"
+        return Cut()
     length, size = d.sizes[r.reductions[0]], d.sizes[r.row]  # type: ignore[index]
-    depth = blocks.depth(caches, step)
-    panel, block = f"a panel has {length * step >> 10} KB", f"a block {blocks.panel_bytes(caches) >> 10} KB"  # type: ignore[operator]
-    if length <= 2 * depth or size < 3 * rows:  # type: ignore[operator]
-        why["depth"] = f"{panel}, and {block}: not cut below two blocks" if length <= 2 * depth else f"too few rows to share a block: {size}"  # type: ignore[operator]
-        return PLAIN_ROW_TILES, None, 1
-    row_tiles = blocks.row_tiles(caches, rows * width * builders.element_type(d.anchor.results[0]).width // 8)  # type: ignore[union-attr]
-    row_blocks = -(-size // (row_tiles * rows))  # type: ignore[operator]
+    assert isinstance(length, int) and isinstance(size, int)
+    image = op.operands[1 if r.swapped else 0]
+    row_bytes, resident = length * builders.element_type(image).width // 8, blocks.resident(caches)
+    least = min(size, LEAST_NEAR)
+    why["depth"] = f"{least} rows have {least * row_bytes >> 10} KB, and the second-level cache keeps {resident >> 10} KB: "
     panels = -(-known(d.sizes[r.lane]) // width)  # type: ignore[index]
-    why["depth"] = f"{panel}, and {block}: a quarter of the second-level cache"
-    why["row_tiles"] = "their sums take at most half of the first-level cache"
-    why["group"] = f"{panels} panels, which share the rows in cache"
-    return row_tiles, depth, blocks.group(panels, row_blocks)
+    if size < 3 * rows or panels < LEAST_PANELS and length * step <= resident:
+        why["depth"] = f"{size} rows and {panels} panels are too few to share blocks"
+        return Cut()
+    if length < LEAST_CUT or least * row_bytes <= resident and size * row_bytes <= resident * 3 // 2:
+        why["depth"] += f"not cut, as reductions below {LEAST_CUT} are not" if length < LEAST_CUT else "not cut"
+        return Cut()
+    parts = -(-max(least * row_bytes, length * step) // blocks.rows_bytes(caches))
+    depth = -(-length // parts // 16) * 16
+    tiles = -(-size // rows)
+    tiles = -(-tiles // max(round(tiles * rows / LEAST_NEAR), 1))
+    sums = tiles * rows * width * builders.element_type(op.results[0]).width // 8
+    why["depth"] += f"a block of them {blocks.rows_bytes(caches) >> 10} KB"
+    why["row_tiles"] = f"about {LEAST_NEAR} rows"
+    why["group"] = f"of {panels} panels, which share the rows in cache: up to {SUM_BYTES >> 10} KB of sums"
+    copied = panels >= LEAST_PANELS and "mlirc.pairs" not in op.attributes and _contiguous(kernel, r)
+    why["rows_copied"] = "as they are they evict one another, or are spread over many pages" if copied else "rows that are not contiguous, or pairs of bf16, or for few panels, are not"
+    return Cut(tiles, depth, max(min(panels, SUM_BYTES // sums), 1), copied)
+
+
+def _contiguous(kernel: KernelFunction, r: Roles) -> bool:
+    """Whether the rows are in memory, contiguous along the reduction."""
+    image = [a for a in kernel.accesses.items if a.op == kernel.domain.anchor and not a.store and a.steps.get(r.row)]
+    return len(image) == 1 and image[0].steps.get(r.reductions[0]) == 1
 
 
 def panel_step(kernel: KernelFunction, r: Roles, width: int) -> int | None:
-    """Bytes of a panel for one step of the reduction; None where the reduction cannot be cut in blocks."""
+    """Bytes of a panel for one step of the reduction; None unless this is a single one of a known, even size, with rows that are known too."""
     d = kernel.domain
-    if len(r.reductions) != 1 or r.row is None or r.lane is None or len(d.siblings) > 1:
+    if len(r.reductions) != 1 or r.row is None or r.lane is None:
         return None
     length, size = (d.sizes[c] for c in (r.reductions[0], r.row))
     panel = next((a for a in kernel.accesses.items if a.op == d.anchor and not a.store and not a.steps.get(r.row)), None)
     if not isinstance(length, int) or not isinstance(size, int) or panel is None or length % 2:
         return None
     return width * builders.element_type(panel.value).width // 8
+
+
+def copy_pitch(depth: int, size: int) -> int:
+    """Elements, of `size` bytes, from one row to the next where `depth` of each are copied: an odd number of lines, so that the first-level
+    cache has sets enough for all rows of a tile."""
+    line = 64 // size
+    return (-(-depth // line) | 1) * line

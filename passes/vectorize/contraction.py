@@ -59,15 +59,11 @@ class Contraction(Products):
         return counts
 
     def _lane_count(self, e: Evaluator) -> Number:
-        return 1 if self.s.lane is None else e.math.ceildiv(self._size(e, self.s.lane), self._lane_block())
+        return 1 if self.s.lane is None else e.math.ceildiv(self._size(e, self.s.lane), self.width)
 
     def _row_block(self) -> int:
         """Rows per parallel iteration: some register tiles, so that a panel of B is read from cache."""
         return self.s.rows * self.s.row_tiles
-
-    def _lane_block(self) -> int:
-        """Lanes per parallel iteration."""
-        return self.width
 
     def trip(self, slots: list[ir.Value]) -> Number:
         e = self.k.sizes_evaluator(self.s.lanes, slots)
@@ -98,7 +94,7 @@ class Contraction(Products):
             at = self._coordinates(p, counts)
             for c, i in zip(self.r.outer, at):
                 self.env[c] = Index(i)
-            self._lanes(e.math.mul(at[n + 1], self._lane_block()), at[n])
+            self._lanes(e.math.mul(at[n + 1], self.width), at[n])
             return []
 
         loop(e, begin, end, 1, [], iteration)
@@ -199,6 +195,7 @@ class Contraction(Products):
             self._tile(first, masks, [Index(0)])
             return
         size = self._size(e, self.s.row)
+        self.reading = self._pass(row_block)
         lo = e.math.mul(row_block, self._row_block())
         hi = e.math.minimum(e.math.add(lo, self._row_block()), size)
 
@@ -220,6 +217,14 @@ class Contraction(Products):
                 lo = tiles(lo, hi, rows)
             return
         self._short_tiles(self._whole_tiles(lo, hi, tiles), hi, first, masks)
+
+    def _pass(self, row_block: Number) -> tuple[Number, Number]:
+        """Of the register tiles that read the same panel before the next one is read: the first row, and how many they are."""
+        e, m = self.e, self.e.math
+        size = self._size(e, self.s.row)  # type: ignore[arg-type]
+        if self.s.near is None:
+            return 0, m.maximum(m.ceildiv(size, self.s.rows), 1)
+        return m.mul(m.floordiv(row_block, self.s.near), self.s.near * self._row_block()), self.s.near * self.s.row_tiles
 
     def _whole_tiles(self, lo: Number, hi: Number, tiles: Callable[[Number, Number, int], Number]) -> Number:
         """Full tiles, and one less of them where two short ones take its rows and the rest."""

@@ -1,9 +1,10 @@
-"""Products whose packed operand has panels that do not fit the second-level cache: the reduction is cut in blocks.
+"""Products with rows of which the second-level cache has room for too few: the reduction is cut in blocks.
 
-    for batch, group of lane blocks, some row tiles (parallel)
+    for batch, row block, group of lane blocks (`groups`)
       scratch[lane block][row][column] = 0
-      for block of k                          (this part of the rows stays in cache for all lane blocks)
-        for lane block                        (this part of a panel stays in cache for all row tiles)
+      for block of k                          (this part of the rows stays in the second level for all lane blocks)
+        copy of the rows, if they evict one another in the first level where they are
+        for lane block                        (this part of a panel stays there for all row tiles)
           for row tile: acc = 0;  for k in block: acc += A * B;  scratch += acc
       for lane block: store epilogue(scratch)
 
@@ -15,13 +16,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...dialects import builders
-from ...dialects.mlir import arith, ir, vector
+from ...dialects.mlir import arith, ir, memref, vector
+from .. import structure as st
 from ..strategy import ContractionStrategy
+from ..strategy.traffic import copy_pitch
 from . import entry
-from .contraction import Contraction
+from .groups import Groups
 from .kernel import KernelFunction
-from .lanes import Index, Number
-from .nest import Values, loop
+from .lanes import Index, Number, Point
+from .nest import Values, lane_loop, loop
 
 
 def vectorize_deep(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
@@ -30,7 +33,7 @@ def vectorize_deep(kernel: KernelFunction, strategy: ContractionStrategy, symbol
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
-class Deep(Contraction):
+class Deep(Groups):
     """As `Contraction`, with the sums in memory between the blocks."""
 
     begin: Number = 0
@@ -39,11 +42,43 @@ class Deep(Contraction):
     corner: Number = 0
     """Where the sums of the lane block begin in the scratch."""
 
-    def _lane_block(self) -> int:
-        return self.width * self.s.group
-
     def _prepare(self) -> None:
         self._make_scratch(self._row_block() * self.s.group)
+        if self.s.rows_copied:
+            kind = builders.element_type(self._rows_operand())
+            self.pitch = copy_pitch(self.s.depth, kind.width // 8)  # type: ignore[arg-type]
+            place = memref.AllocaOp(ir.MemRefType.get([self._row_block() * self.pitch], kind), [], [], alignment=64).result
+            self.copy = memref.cast(ir.MemRefType.get([builders.DYNAMIC], kind), place)
+
+    def _rows_operand(self) -> ir.Value:
+        return self.op.operands[1 if self.r.swapped else 0]  # type: ignore[union-attr]
+
+    def _copy_rows(self, row_block: Number) -> None:
+        """Those of a row block, of this block of the reduction."""
+        e, m = self.e, self.e.math
+        first = m.mul(row_block, self._row_block())
+        end = m.minimum(m.add(first, self._row_block()), self._size(e, self.s.row))  # type: ignore[arg-type]
+
+        def row(i: Number, _: Values) -> Values:
+            def part(k: Number, _: Values) -> Values:
+                self._set(Index(i), Index(0))
+                self.env[self.r.reductions[0]] = Index(k, 1)
+                n = 1 if self.r.swapped else 0
+                value = e.value(self._rows_operand(), tuple(self._address(x, self._loops(self.op)) for x in st.maps(self.op)[n].results))
+                vector.store(value, self.copy, [m.value(m.add(m.mul(m.sub(i, first), self.pitch), m.sub(k, self.begin)))])
+                return []
+
+            lane_loop(e, self.begin, self.end, 1, [[]], part)
+            return []
+
+        loop(e, first, end, 1, [], row)
+
+    def _from_copy(self, point: Point) -> ir.Value:
+        """What `Evaluator.known` asks for the rows."""
+        m, n = self.e.math, 1 if self.r.swapped else 0
+        classes = [self.k.domain.loops[self.op][d] for d in st.map_dims(st.maps(self.op)[n])]
+        row, k = point[classes.index(self.s.row)].base, point[classes.index(self.r.reductions[0])].base
+        return memref.load(self.copy, [m.value(m.add(m.mul(m.sub(row, self.first_row), self.pitch), m.sub(k, self.begin)))])
 
     def _range(self, c: int) -> tuple[Number, Number]:
         return self.begin, self.end
@@ -51,32 +86,38 @@ class Deep(Contraction):
     def _block_length(self, classes: Sequence[int]) -> None:
         """The walk is over a block already."""
 
-    def _lanes(self, first: Number, row_block: Number) -> None:
+    def _group(self, first: Number, end: Number, row_block: Number) -> None:
         e, m = self.e, self.e.math
-        assert self.s.lane is not None and self.s.depth is not None
+        assert self.s.depth is not None
         area = self._row_block() * self.width
         start = m.splat(e.value(self.op.operands[2], ()))  # type: ignore[union-attr]
         length = self._size(e, self.r.reductions[0])
-        end = m.minimum(m.add(first, self._lane_block()), self._size(e, self.s.lane))
 
         def clear(i: Number, _: Values) -> Values:
             vector.store(start, self.scratch, [m.value(i)])
             return []
 
-        def panel(lane: Number, _: Values) -> Values:
-            self.corner = m.mul(m.floordiv(m.sub(lane, first), self.width), area)
-            super(Deep, self)._lanes(lane, row_block)
+        def panel(p: Number, _: Values) -> Values:
+            self.corner = m.mul(m.sub(p, first), area)
+            self._lanes(m.mul(p, self.width), row_block)
             return []
 
         def block(k: Number, _: Values) -> Values:
             self.begin, self.end = k, m.value(m.minimum(m.add(k, self.s.depth), length))  # type: ignore[arg-type]
-            loop(e, first, end, self.width, [], panel)
+            if self.s.rows_copied:
+                self._copy_rows(row_block)
+                e.known = {self._rows_operand(): self._from_copy}
+            loop(e, first, end, 1, [], panel)
+            e.known = {}
             return []
 
-        loop(e, 0, area * self.s.group, e.lanes, [], clear)
+        loop(e, 0, m.mul(m.sub(end, first), area), e.lanes, [], clear)
         loop(e, 0, length, self.s.depth, [], block)
         self.begin = self.end = 0
-        loop(e, first, end, self.width, [], panel)
+        loop(e, first, end, 1, [], panel)
+
+    def _pass(self, row_block: Number) -> tuple[Number, Number]:
+        return self.e.math.mul(row_block, self._row_block()), self.s.row_tiles
 
     def _rows(self, first: Number | None, columns: int, masks: Sequence[ir.Value | None] | None, row_block: Number) -> None:
         e, m = self.e, self.e.math

@@ -24,10 +24,11 @@ from ...dialects import builders
 from ...dialects.mlir import ir, vector
 from ..strategy import ContractionStrategy
 from . import entry
+from .groups import Groups
 from .kernel import KernelFunction
-from .lanes import Index, Number
+from .lanes import Number
 from .memory import Memory
-from .nest import Values, delinearize, loop
+from .nest import Values, loop
 from .tiles import PAIRS, Block, Span, Tiles
 
 
@@ -37,7 +38,7 @@ def vectorize_deep_tiles(kernel: KernelFunction, strategy: ContractionStrategy, 
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
-class DeepTiles(Tiles):
+class DeepTiles(Groups, Tiles):
     """As `Tiles`, with sums in memory for a group of lane blocks."""
 
     begin: Number = 0
@@ -63,27 +64,6 @@ class DeepTiles(Tiles):
         assert self.s.depth is not None
         step = self.s.depth // 2
         return (self.whole - 1) // step * step
-
-    def _walk(self, begin: ir.Value, end: ir.Value) -> None:
-        e, m = self.e, self.e.math
-        counts = self._counts(e)
-        lanes = counts.pop()
-
-        def rows(q: Number, _: Values) -> Values:
-            *outer, row_block = delinearize(e, q, counts)
-            for c, i in zip(self.r.outer, outer):
-                self.env[c] = Index(i)
-            before = m.mul(q, lanes)
-            first, end_ = m.maximum(m.sub(begin, before), 0), m.minimum(m.sub(end, before), lanes)
-
-            def group(g: Number, _: Values) -> Values:
-                self._group(g, m.minimum(m.add(g, self.s.group), end_), row_block)
-                return []
-
-            loop(e, first, end_, self.s.group, [], group)
-            return []
-
-        loop(e, m.floordiv(begin, lanes), m.floordiv(m.add(end, m.sub(lanes, 1)), lanes), 1, [], rows)
 
     def _group(self, first: Number, end: Number, row_block: Number) -> None:
         """Lane blocks from `first` to `end` of a row block."""

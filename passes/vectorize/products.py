@@ -9,12 +9,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from ...dialects import builders
-from ...dialects.mlir import arith, ir, math, memref, vector, x86
+from ...dialects.mlir import arith, ir, math, memref, scf, vector, x86
 from .. import structure as st
 from ..strategy import ContractionStrategy
+from ..strategy.common import PACKED_COLUMNS
 from . import long_sums
 from .evaluate import Evaluator
 from .kernel import KernelFunction
@@ -22,6 +24,14 @@ from .lanes import Index, Number
 from .memory import Memory
 from .nest import Values, each_row, loop
 from .roles import roles
+
+
+FETCH_STEPS = 4
+"""Steps of a reduction that share an instruction which fetches a line, or some."""
+
+
+REGISTERS = 32
+"""For vectors, of a CPU where something is fetched ahead."""
 
 
 class Products:
@@ -36,6 +46,8 @@ class Products:
         self.op = kernel.domain.anchor
         self.count: Number | None = None
         """How many rows of a tile there are, where that is known at run time only: at least one."""
+        self.reading: tuple[Number, Number] = (0, 1)
+        """Of the register tiles that read a panel one after the other: the first row, and how many they are."""
         self.env: dict[int, Index] = {}
         """Where the code is, by class."""
 
@@ -66,7 +78,8 @@ class Products:
             m = self.e.math
             begin, size = self._range(classes[0])
             if classes[0] != self.s.pairs:
-                return self._in_blocks(classes, acc, step)
+                fetch = functools.partial(self._fetch_panel, rows[0], lanes[0]) if self.s.fetch_ahead and len(classes) == 1 else None
+                return self._in_blocks(classes, acc, step, fetch)
             acc = loop(self.e, m.floordiv(begin, 2), m.floordiv(size, 2), 1, acc, lambda i, values: step(m.mul(i, 2), values))
             if isinstance(size, int) and size % 2:  # blocks are even
                 self.env[classes[0]] = Index(size - 1)
@@ -83,30 +96,89 @@ class Products:
             return sums
 
         out = each_row(e, self.count, rows, acc, multiply)
-        if self.s.fetch_ahead:
-            self._fetch_panel(lanes)
         e.math.leave()
         return out
 
-    def _fetch_panel(self, lanes: list[Index]) -> None:
-        """Fetch what the next panel has at this step into the second-level cache."""
-        m = self.e.math
-        for lane in lanes:
-            place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), lane)
-            memref.prefetch(place.buffer, [m.value(m.add(at.base, place.strides[-3]))], False, 2, True)
+    def _fetch_panel(self, row: Index, lane: Index, i: Number) -> None:
+        """Fetch a part of the next panel into the second-level cache: each of the register tiles that read this one has its share of the
+        lines, and some of those for a few steps.
 
-    def _in_blocks(self, classes: Sequence[int], acc: Values, step: Callable[[Number, Values], Values]) -> Values:
+        All lines by the first tile, two a step, come no sooner, and what the products need waits behind them: 128 x 768 x 3072 takes 3.6 ms
+        then on a Granite Rapids, instead of 3.05.
+        """
+        m, (first, tiles), (begin, end) = self.e.math, self.reading, self._range(self.r.reductions[0])
+        place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), lane)
+        each = m.floordiv(m.add(m.sub(tiles, 1), FETCH_STEPS * PACKED_COLUMNS), tiles)
+        groups = m.floordiv(m.sub(end, begin), FETCH_STEPS)
+        group = m.add(m.mul(m.floordiv(m.sub(row.base, first), self.s.rows), groups), m.floordiv(m.sub(i, begin), FETCH_STEPS))
+        last = m.sub(m.mul(m.sub(end, begin), PACKED_COLUMNS), 1)
+        panel = m.add(m.sub(at.base, m.mul(m.sub(i, begin), place.strides[-2])), place.strides[-3])
+
+        def line(n: Number) -> None:
+            which = m.minimum(m.add(m.mul(group, each), n), last)
+            memref.prefetch(place.buffer, [m.value(m.add(panel, m.mul(which, self.e.lanes)))], False, 2, True)
+
+        line(0)
+        if isinstance(each, int):
+            for n in range(1, each):
+                line(n)
+            return
+        branch = scf.IfOp(arith.cmpi(arith.CmpIPredicate.sgt, each, m.value(1)))
+        with ir.InsertionPoint(branch.then_block):  # no loop, which would take registers from the sums
+            m.enter()
+            for n in range(1, FETCH_STEPS * PACKED_COLUMNS):
+                line(m.minimum(n, m.sub(each, 1)))
+            scf.YieldOp([])
+            m.leave()
+
+    def _in_blocks(
+        self, classes: Sequence[int], acc: Values, step: Callable[[Number, Values], Values], fetch: Callable[[Number], None] | None
+    ) -> Values:
         """The walk over the first of the classes. Long sums of f32 are put together from those of blocks: the error of a sum grows with its length."""
         e, (lo, hi), each = self.e, self._range(classes[0]), self._block_length(classes)
+
+        def walk(begin: Number, end: Number, sums: Values) -> Values:
+            return loop(e, begin, end, 1, sums, step) if fetch is None else self._fetching(begin, end, sums, step, fetch)
+
         if each is None or not isinstance(acc[0].type.element_type, ir.F32Type):
-            return loop(e, lo, hi, 1, acc, step)
+            return walk(lo, hi, acc)
 
         def block(i: Number, totals: Values) -> Values:
             zeros = [builders.constant(total.type, 0) for total in totals]
-            sums = loop(e, i, e.math.minimum(e.math.add(i, each), hi), 1, zeros, step)
+            sums = walk(i, e.math.minimum(e.math.add(i, each), hi), zeros)
             return [arith.addf(total, part) for total, part in zip(totals, sums)]
 
         return loop(e, lo, hi, each, acc, block)
+
+    def _fetching(
+        self, begin: Number, end: Number, acc: Values, step: Callable[[Number, Values], Values], fetch: Callable[[Number], None]
+    ) -> Values:
+        """Steps from `begin` to `end`, two in an iteration; before every few of them something is fetched.
+
+        One in an iteration is 2% slower, four are 1% faster and double the time that LLVM takes. Two want four registers for the packed
+        operand and two for a row. Rows that may be missing have branches enough.
+        """
+        e, m = self.e, self.e.math
+        together = 1 if self.count is not None or len(acc) > REGISTERS - 6 else 2
+
+        def some(i: Number, values: Values) -> Values:
+            first = arith.cmpi(arith.CmpIPredicate.eq, arith.remui(m.value(i), m.value(FETCH_STEPS)), m.value(0))
+            branch = scf.IfOp(first)
+            with ir.InsertionPoint(branch.then_block):
+                m.enter()
+                self.env[self.r.reductions[0]] = Index(i)
+                fetch(i)
+                scf.YieldOp([])
+                m.leave()
+            for u in range(together):
+                values = step(m.add(i, u), values)
+            return values
+
+        size = self._size(e, self.r.reductions[0])
+        if isinstance(size, int) and size % together == 0:  # and so are all blocks of it
+            return loop(e, begin, end, together, acc, some)
+        even = m.add(begin, m.mul(m.floordiv(m.sub(end, begin), together), together))
+        return loop(e, even, end, 1, loop(e, begin, even, together, acc, some), step)
 
     def _block_length(self, classes: Sequence[int]) -> int | None:
         """How many steps of the first class are a block; None if the sum is none of blocks, or has them inside of a step."""

@@ -218,9 +218,45 @@ def test_rows_in_parts(batch: tuple[int, ...], rows: int, pin: str, threads: int
     torch.testing.assert_close(got, x @ w, rtol=1e-4, atol=1e-4)
 
 
-def test_the_next_panel_is_fetched_while_one_is_read():
-    x, w, y = "tensor<128x768xf32>", "tensor<24x768x32xf32>", "tensor<128x768xf32>"
+def streamed(m: int | str, k: int) -> str:
+    """A product with so many rows, "?" or a number, and panels that do not stay in the second-level cache."""
+    x, w, y = f"tensor<{m}x{k}xf32>", f"tensor<24x{k}x32xf32>", f"tensor<{m}x768xf32>"
     op = generic("%y", [("%x", x), ("%w", w)], y, ["i, l", "j floordiv 32, l, j mod 32", "i, j"], PRODUCT, "ppr", "ijl", "0.0", "contraction")
-    loops = stages(kernel([("%x", x), ("%w", w)], op, [("%y", y)], [[768, 1]]), "sapphirerapids")["asm"].split("\n.L")
-    full = max(loops, key=lambda part: part.count("vfmadd"))
-    assert full.count("prefetcht1") == 2 and full.count("vfmadd") == 26 and "rsp" not in full
+    if m != "?":
+        return kernel([("%x", x), ("%w", w)], op, [("%y", y)], [[768, 1]])
+    named = {"%m": 'mlirc.name = "m"', "%x": f'mlirc.sizes = ["m", "{k}"], mlirc.strides = ["{k}", "1"]'}
+    return kernel([("%x", x), ("%w", w), ("%m", "index")], op.replace("tensor.empty()", "tensor.empty(%m)"), [("%y", y)], [[768, 1]], named)
+
+
+SPILL = r"zmm\d+, [-\d]*\(%rsp|\(%rsp[^\n]*zmm"
+
+
+@pytest.mark.parametrize("k", [769, 768])
+def test_a_fetching_product_of_unknown_rows_spills_nothing(k: int) -> None:
+    asm = stages(streamed("?", k), "sapphirerapids")["asm"]
+    assert asm.count("prefetcht1") == 16 and not re.search(SPILL, asm)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 13, 14, 27, 40, 120])
+@pytest.mark.parametrize("k", [767, 768, 770])
+def test_what_is_fetched_changes_no_result(k: int, rows: int) -> None:
+    x, w = arrays((rows, k), (768, k))
+    panels = np.ascontiguousarray(w.reshape(24, 32, k).transpose(0, 2, 1))
+    for run, more in ((built(streamed(rows, k)), ()), (built(streamed("?", k)), (rows,))):
+        got = padded(np.zeros((rows, 768), np.float32))
+        assert run(x, panels, *more, got) == 0
+        np.testing.assert_allclose(got, x @ w.T, rtol=1e-3, atol=1e-3)
+        assert untouched(got)
+
+
+@pytest.mark.parametrize("rows, lines", [(128, 1), (52, 2), (26, 4), (13, 8)])
+def test_register_tiles_fetch_the_next_panel_together(rows: int, lines: int) -> None:
+    """A line for four steps by each of eight tiles, or more lines by fewer."""
+    asm = stages(streamed(rows, 768), "sapphirerapids")["asm"]
+    parts = asm.split("\n.L")
+    full = max(parts, key=lambda part: part.count("vfmadd"))
+    assert full.count("vfmadd") == 2 * 26 and "rsp" not in full
+    assert max(part.count("prefetcht1") for part in parts) == lines and "testb\t$3" in asm
+    assert not re.search(SPILL, asm)
+
+

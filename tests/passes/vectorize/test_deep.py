@@ -12,6 +12,7 @@ from mlirc import driver
 from mlirc.lowering.caches import Caches
 from mlirc.lowering.target import Target
 from mlirc.passes import strategy
+from mlirc.passes.strategy import traffic
 from mlirc.tests.frontend.compare import compare
 from mlirc.tests.passes.vectorize.test_tiles import LINEAR
 
@@ -30,6 +31,8 @@ def small_panels(monkeypatch: pytest.MonkeyPatch) -> list[strategy.ContractionSt
         chosen.append(select(kernel, replace(target, caches=Caches(second=4 * columns * 4 * 16), features=features)))
         return chosen[-1]
 
+    monkeypatch.setattr(traffic, "LEAST_CUT", 16)
+    monkeypatch.setattr(traffic, "LEAST_PANELS", 1)
     monkeypatch.setattr(driver, "select_strategy", here)
     monkeypatch.setattr(driver, "compile_kernels", _in_this_process)
     return chosen
@@ -60,10 +63,11 @@ def test_sums_of_many_of_the_same(small_panels) -> None:  # noqa: ANN001
     torch.testing.assert_close(y, (x.double() @ w.double().t()).float(), rtol=1e-4, atol=0)
 
 
-def test_only_large_panels_are_cut() -> None:
+def test_only_long_rows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, str] = {}
     driver.compile_kernel(LINEAR, Target.parse("znver4"), "k", lambda name, what: seen.update({name: str(what)}))
     assert "depth=None" in seen["strategy"]
+    monkeypatch.setattr(traffic, "LEAST_CUT", 16)
     tiny = replace(Target.parse("znver4"), caches=Caches(second=4 * 32 * 2 * 16))
     driver.compile_kernel(LINEAR, tiny, "k", lambda name, what: seen.update({name: str(what)}))
     assert "depth=16" in seen["strategy"]
