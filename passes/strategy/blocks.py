@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from ...lowering.caches import Caches
 
+
 def same_set_rows(caches: Caches) -> int:
     """Rows of a tile that may lie a multiple of 4096 bytes apart: the lines that they are read from are all in one set of the
     first level, which has a place for as many as it has ways. What streams past them takes the place of one for a moment."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
 from . import blocks, tiles, traffic
@@ -274,7 +273,7 @@ def _most_rows(
         budget, reason = max(budget - taps, budget // 2), f"{reason}, fewer by {taps} for the taps"
     limit, reason = max(1, budget // columns), f"{reason}, {columns} to a row"
     ways = blocks.same_set_rows(target.caches)
-    if not copied and ways < limit and _same_cache_sets(kernel, r):
+    if not copied and ways < limit and traffic.same_cache_sets(kernel, r):
         return ways, f"rows a multiple of 4096 bytes apart evict one another: the first-level cache has {ways} ways"
     return limit, reason
 
@@ -346,17 +345,6 @@ def _pairs(kernel: KernelFunction) -> int | None:
     if op is None or "mlirc.pairs" not in op.attributes:
         return None
     return kernel.domain.loops[op][ir.IntegerAttr(op.attributes["mlirc.pairs"]).value]
-
-
-def _same_cache_sets(kernel: KernelFunction, r: Roles) -> bool:
-    """Whether the rows of the operand that is broadcast lie a multiple of 4096 bytes apart, so that they evict one another."""
-    if r.row is None:
-        return False
-    for a in kernel.accesses.items:
-        step = a.steps.get(r.row)
-        if not a.store and step and a.steps.get(r.lane, 0) == 0 and step * builders.element_type(a.value).width // 8 % 4096 == 0:  # type: ignore[arg-type]
-            return True
-    return False
 
 
 def row_tile(size: object, limit: int, low: int = 0) -> int:

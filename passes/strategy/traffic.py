@@ -155,8 +155,8 @@ def cut(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches,
     why["depth"] += f"a block of them {blocks.rows_bytes(caches) >> 10} KB"
     why["row_tiles"] = f"about {LEAST_NEAR} rows"
     why["group"] = f"of {panels} panels, which share the rows in cache: up to {SUM_BYTES >> 10} KB of sums"
-    copied = panels >= LEAST_PANELS and "mlirc.pairs" not in op.attributes and _contiguous(kernel, r)
-    why["rows_copied"] = "as they are they evict one another, or are spread over many pages" if copied else "rows that are not contiguous, or pairs of bf16, or for few panels, are not"
+    copied = panels >= LEAST_PANELS and "mlirc.pairs" not in op.attributes and _contiguous(kernel, r) and same_cache_sets(kernel, r)
+    why["rows_copied"] = "they lie a multiple of 4096 bytes apart, and would evict one another" if copied else "only rows that are contiguous and evict one another, for several panels, and no pairs of bf16"
     return Cut(tiles, depth, max(min(panels, SUM_BYTES // sums), 1), copied)
 
 
@@ -164,6 +164,17 @@ def _contiguous(kernel: KernelFunction, r: Roles) -> bool:
     """Whether the rows are in memory, contiguous along the reduction."""
     image = [a for a in kernel.accesses.items if a.op == kernel.domain.anchor and not a.store and a.steps.get(r.row)]
     return len(image) == 1 and image[0].steps.get(r.reductions[0]) == 1
+
+
+def same_cache_sets(kernel: KernelFunction, r: Roles) -> bool:
+    """Whether the rows of the operand that is broadcast lie a multiple of 4096 bytes apart, so that they evict one another."""
+    if r.row is None:
+        return False
+    for a in kernel.accesses.items:
+        step = a.steps.get(r.row)
+        if not a.store and step and a.steps.get(r.lane, 0) == 0 and step * builders.element_type(a.value).width // 8 % 4096 == 0:  # type: ignore[arg-type]
+            return True
+    return False
 
 
 def panel_step(kernel: KernelFunction, r: Roles, width: int) -> int | None:

@@ -33,6 +33,10 @@ def vectorize_deep(kernel: KernelFunction, strategy: ContractionStrategy, symbol
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
+ROWS_AHEAD = 4
+"""Of the one that is copied, to be fetched: the prefetchers of the CPU see but a short part of each."""
+
+
 class Deep(Groups):
     """As `Contraction`, with the sums in memory between the blocks."""
 
@@ -65,6 +69,8 @@ class Deep(Groups):
                 self.env[self.r.reductions[0]] = Index(k, 1)
                 n = 1 if self.r.swapped else 0
                 value = e.value(self._rows_operand(), tuple(self._address(x, self._loops(self.op)) for x in st.maps(self.op)[n].results))
+                place, at = self._operand_at(n, Index(m.add(i, ROWS_AHEAD)), Index(0))
+                memref.prefetch(place.buffer, [m.value(at.base)], False, 3, True)
                 vector.store(value, self.copy, [m.value(m.add(m.mul(m.sub(i, first), self.pitch), m.sub(k, self.begin)))])
                 return []
 

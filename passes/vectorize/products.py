@@ -25,7 +25,6 @@ from .memory import Memory
 from .nest import Values, each_row, loop
 from .roles import roles
 
-
 FETCH_STEPS = 4
 """Steps of a reduction that share an instruction which fetches a line, or some."""
 
