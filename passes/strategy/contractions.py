@@ -130,7 +130,7 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     width = columns * s.lanes
     low = SUMS_UNDER_WAY // columns if shared is None else 0
     step = traffic.panel_step(kernel, r, width) if s.lanes == 16 and shared is None and not contiguous_rows(kernel, r) else None
-    high = step is not None and known(kernel.domain.sizes[r.reductions[0]]) * step > target.caches.first
+    high = step is not None and known(kernel.domain.sizes[r.reductions[0]]) * step > target.caches.first // 2
 
     fetch = shared is None and s.lanes == 16 and traffic.streams(kernel, r, target.caches)
     if fetch:
@@ -152,8 +152,10 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     if cut.depth is not None:
         first, s.why["lanes_first"] = False, "the lane blocks of a group share their rows"
     alone = cut.depth is None and shared is None and not (first and r.outer)
-    near = traffic.near(kernel, r, cut.row_tiles * rows, width, target.caches, s.why) if alone else None
-    return replace(s, rows=rows, columns=columns, shared=shared, near=near, lanes_first=first, fetch_ahead=fetch, **asdict(cut))
+    around = asdict(cut)
+    if alone and (part := traffic.near(kernel, r, rows, width, target.caches, s.why)):
+        around["row_tiles"], around["near"] = part
+    return replace(s, rows=rows, columns=columns, shared=shared, lanes_first=first, fetch_ahead=fetch, **around)
 
 
 def _rows(kernel: KernelFunction, r: Roles, limit: int, low: int, reason: str, why: dict[str, str], high: bool = False) -> int:

@@ -68,13 +68,14 @@ def _bytes(value: ir.Value, kernel: KernelFunction) -> int:
 
 
 LEAST_NEAR = 128
-"""Rows that a panel serves at least: with 48, 512 x 3072 x 768 in f32 takes 5% longer than with all of them, from beyond the second level."""
+"""Rows that a panel serves at least: with 48, 512 x 3072 x 768 in f32 takes 5% longer than with all of them, from beyond the second level.
+With twice as many, which have no room beside a panel and what is fetched of the next one, 512 x 768 x 3072 takes 3% longer."""
 
 
 def streams(kernel: KernelFunction, r: Roles, caches: Caches) -> bool:
     """Whether panels, [reduction][block of lanes], come from beyond the second-level cache."""
     op = kernel.domain.anchor
-    if r.row is None or r.lane is None or op is None or len(r.reductions) != 1 or st.reads_bf16(op):
+    if r.lane is None or op is None or len(r.reductions) != 1 or st.reads_bf16(op):
         return False
     packed = all(st.owner(v) is None and len(st.shape(v)) == 3 and st.shape(v)[-1] == PACKED_COLUMNS * 16 for v in _panels(kernel, r))
     return packed and sum(_bytes(v, kernel) for v in _panels(kernel, r)) > blocks.resident(caches)
@@ -91,8 +92,9 @@ def _lane_blocks(kernel: KernelFunction, width: int) -> int:
     return sum(-(-known(kernel.shapes.of(op.results[0])[-1]) // width) for op in d.siblings)
 
 
-def near(kernel: KernelFunction, r: Roles, block: int, width: int, caches: Caches, why: dict[str, str]) -> int | None:
-    """Blocks of `block` rows that fit the second-level cache, where all rows do not, and would come from beyond it for every panel."""
+def near(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches, why: dict[str, str]) -> tuple[int, int] | None:
+    """(Row tiles in a block, blocks whose rows stay in the second-level cache while all panels pass), where not all rows stay there, and
+    would come from beyond it for every panel."""
     d = kernel.domain
     op = d.anchor
     if r.row is None or r.lane is None or not isinstance(d.sizes[r.row], int) or op is None:
@@ -103,18 +105,19 @@ def near(kernel: KernelFunction, r: Roles, block: int, width: int, caches: Cache
     row_bytes = product(r.reductions, d.sizes) * builders.element_type(op.operands[1 if r.swapped else 0]).width // 8
     size, resident = d.sizes[r.row], blocks.resident(caches)
     whole, lanes = size * row_bytes, -(-known(d.sizes[r.lane]) // width) if len(d.siblings) == 1 else _lane_blocks(kernel, width)
-    fitting, total = resident // (block * row_bytes) if row_bytes else 0, -(-size // block)
-    if whole <= resident or fitting * block < LEAST_NEAR:
+    if whole <= resident or LEAST_NEAR * row_bytes > resident:
         return None
-    times = -(-total // fitting)
-    moved = panels * (times if panels > resident else 1)
-    if times == 1 or moved >= whole * (lanes - 1):
+    tiles = -(-size // rows)
+    parts = round(tiles * rows / max(blocks.rows_bytes(caches) // row_bytes, LEAST_NEAR))
+    moved = panels * (parts if panels > resident else 1)
+    if parts < 2 or moved >= whole * (lanes - 1):
         return None
     why["near"] = (
-        f"{whole >> 10} KB of rows for each of {lanes} panels are more than {panels >> 10} KB of panels for each of {times} parts of the rows "
-        f"that the second-level cache has room for"
+        f"{whole >> 10} KB of rows for each of {lanes} panels are more than {panels >> 10} KB of panels for each of {parts} parts of the rows, "
+        f"which the second-level cache has room for"
     )
-    return -(-total // times)
+    why["row_tiles"] = "such a part"
+    return -(-tiles // parts), 1
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def cut(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches,
     d, op = kernel.domain, kernel.domain.anchor
     step = panel_step(kernel, r, width)
     if step is None or op is None or len(d.siblings) > 1:
-        why["depth"] = "the reduction is not cut: that wants a single product, with one reduction of a known, even size, and rows"
+        why["depth"] = "the reduction is not cut: that wants a single product, with one reduction of a known size, even for pairs, and rows"
         return Cut()
     length, size = d.sizes[r.reductions[0]], d.sizes[r.row]  # type: ignore[index]
     assert isinstance(length, int) and isinstance(size, int)
@@ -178,13 +181,14 @@ def same_cache_sets(kernel: KernelFunction, r: Roles) -> bool:
 
 
 def panel_step(kernel: KernelFunction, r: Roles, width: int) -> int | None:
-    """Bytes of a panel for one step of the reduction; None unless this is a single one of a known, even size, with rows that are known too."""
+    """Bytes of a panel for one step of the reduction; None unless this is a single one of a known size, even for pairs, with rows that are known too."""
     d = kernel.domain
+    pairs = d.anchor is not None and "mlirc.pairs" in d.anchor.attributes
     if len(r.reductions) != 1 or r.row is None or r.lane is None:
         return None
     length, size = (d.sizes[c] for c in (r.reductions[0], r.row))
     panel = next((a for a in kernel.accesses.items if a.op == d.anchor and not a.store and not a.steps.get(r.row)), None)
-    if not isinstance(length, int) or not isinstance(size, int) or panel is None or length % 2:
+    if not isinstance(length, int) or not isinstance(size, int) or panel is None or pairs and length % 2:
         return None
     return width * builders.element_type(panel.value).width // 8
 

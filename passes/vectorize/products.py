@@ -33,6 +33,10 @@ REGISTERS = 32
 """For vectors, of a CPU where something is fetched ahead."""
 
 
+AHEAD = 24576
+"""Elements of the packed operand from what a single register tile reads of it to what it fetches: 96 KB, in one stream over all panels."""
+
+
 class Products:
     """The code of one register tile at a time, for the evaluator `e`, which whoever builds the loops around it has set."""
 
@@ -107,6 +111,10 @@ class Products:
         """
         m, (first, tiles), (begin, end) = self.e.math, self.reading, self._range(self.r.reductions[0])
         place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), lane)
+        if tiles == 1:
+            for n in range(FETCH_STEPS * PACKED_COLUMNS):
+                memref.prefetch(place.buffer, [m.value(m.add(at.base, AHEAD + n * self.e.lanes))], False, 2, True)
+            return
         each = m.floordiv(m.add(m.sub(tiles, 1), FETCH_STEPS * PACKED_COLUMNS), tiles)
         groups = m.floordiv(m.sub(end, begin), FETCH_STEPS)
         group = m.add(m.mul(m.floordiv(m.sub(row.base, first), self.s.rows), groups), m.floordiv(m.sub(i, begin), FETCH_STEPS))

@@ -131,7 +131,7 @@ def test_what_follows_from_a_pin_follows():
         (product(64, 64, 64), "unroll=2", "unroll=2 is impossible .* valid: 1"),
         (product(64, 64, 64), "group=2", "group=2 .* valid: 1 .without depth"),
         (product(64, 64, 64), "depth=64", "depth=64 .* even numbers from 2 to 62, or none"),
-        (product(64, 63, 64), "depth=2", "cannot be cut in blocks; valid: none"),
+        (dots(1, 64, 64), "depth=2", "cannot be cut in blocks; valid: none"),
         (product(64, 64, 64), "depth=32, row_tiles=64, group=32", "KB of sums between blocks"),
         (product(64, 64, 64), "dot_pairs=true", "dot_pairs=true is impossible"),
         (product(64, 64, 64), "lanes=8", "kind contraction has no field 'lanes'; valid fields: rows"),

@@ -80,14 +80,18 @@ def test_tiles_that_read_their_panels_from_the_second_level_are_high(rows: int, 
     assert high_row_tile(rows, 14, 4) == tile
 
 
-@pytest.mark.parametrize("m, k, n, parts", [(128, 768, 768, 1), (512, 768, 768, 2), (2048, 768, 768, 7), (512, 64, 64, 1), (512, 3072, 768, 1)])
+@pytest.mark.parametrize(
+    "m, k, n, parts",
+    [(128, 768, 768, 1), (197, 768, 768, 1), (512, 768, 768, 4), (2048, 768, 768, 15), (2048, 256, 4096, 5), (512, 64, 64, 1), (512, 3072, 768, 1)],
+)
 def test_rows_that_do_not_fit_the_second_level_come_in_parts_that_do(m: int, k: int, n: int, parts: int) -> None:
     s = choice(linear(m, k, n), Caches(second=2 << 20))
     block = s.rows * s.row_tiles
     if parts == 1:
         assert s.near is None
     else:
-        assert s.near is not None and s.near * block * k * 4 <= 1 << 20 and -(-m // (s.near * block)) == parts
+        assert s.near == 1 and -(-m // block) == parts and 128 <= block + s.rows and block * k * 4 <= 450 << 10
+        assert f"{parts} parts" in s.why["near"]
 
 
 @pytest.mark.parametrize("m, n, fetch", [(128, 768, True), (128, 256, False), (4, 768, True)])

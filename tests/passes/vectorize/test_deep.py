@@ -55,6 +55,20 @@ def test_blocks(small_panels, rows: int, k: int, n: int, target: str, dtype: tor
     assert deep and (rows < 500 or any(s.group > 1 for s in deep))
 
 
+def test_blocks_of_an_odd_reduction(small_panels) -> None:  # noqa: ANN001
+    x, w = torch.randn(45, 131), torch.randn(70, 131)
+    compare(lambda x, w: F.linear(x, w), x, w, options={**OPTIONS, "target": "host"})
+    assert any(isinstance(s, strategy.ContractionStrategy) and s.depth is not None for s in small_panels)
+
+
+@pytest.mark.parametrize("k", [1024, 2048])
+def test_rows_that_evict_one_another_are_copied(small_panels, k: int) -> None:  # noqa: ANN001
+    torch.manual_seed(0)
+    x, w, b = torch.randn(45, k), torch.randn(300, k), torch.randn(45, 300)
+    compare(lambda x, w, b: (F.gelu(F.linear(x, w)) + b + x.sum(), F.linear(x, w[:7]), x.t() @ x), x, w, b, options={**OPTIONS, "target": "host"})
+    assert any(isinstance(s, strategy.ContractionStrategy) and s.rows_copied for s in small_panels)
+
+
 def test_sums_of_many_of_the_same(small_panels) -> None:  # noqa: ANN001
     """Those of a block are added up by themselves: in one go, a hundredth 40,000 times is off by 2e-4."""
     x, w = torch.full((45, 40_000), 0.1), torch.full((33, 40_000), 0.1)
