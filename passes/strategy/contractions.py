@@ -132,9 +132,9 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     step = traffic.panel_step(kernel, r, width) if s.lanes == 16 and shared is None and not contiguous_rows(kernel, r) else None
     high = step is not None and known(kernel.domain.sizes[r.reductions[0]]) * step > target.caches.first // 2
 
-    fetch = shared is None and s.lanes == 16 and traffic.streams(kernel, r, target.caches)
+    fetch = shared is None and s.lanes == 16 and traffic.streams(kernel, r, target.caches, (sum_registers(target) - PACKED_COLUMNS) // columns)
     if fetch:
-        s.why["fetch_ahead"] = "all panels are more than the second-level cache keeps: each is fetched while the one before is read"
+        s.why["fetch_ahead"] = "panels may come from beyond the second-level cache: each is fetched while the one before is read"
 
     def rows_of_tile(copied: bool) -> int:
         limit, reason = _most_rows(kernel, r, target, columns, shared, fetch, copied)

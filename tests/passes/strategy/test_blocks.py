@@ -94,6 +94,7 @@ def test_rows_that_do_not_fit_the_second_level_come_in_parts_that_do(m: int, k: 
         assert f"{parts} parts" in s.why["near"]
 
 
-@pytest.mark.parametrize("m, n, fetch", [(128, 768, True), (128, 256, False), (4, 768, True)])
-def test_panels_that_do_not_stay_in_the_second_level_are_fetched_ahead(m: int, n: int, fetch: bool) -> None:
+@pytest.mark.parametrize("m, n, fetch", [(128, 768, True), (128, 256, True), (128, 64, True), (4, 768, True), (4, 256, False), (1, 256, False), (1, 768, True)])
+def test_panels_that_may_not_be_in_the_second_level_are_fetched_ahead(m: int, n: int, fetch: bool) -> None:
     assert choice(linear(m, 768, n), Caches(second=2 << 20)).fetch_ahead == fetch
+    assert not choice(linear(m, 48, 64), Caches()).fetch_ahead
