@@ -104,11 +104,19 @@ def near(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches
     would come from beyond it for every panel."""
     d = kernel.domain
     op = d.anchor
-    if r.row is None or r.lane is None or not isinstance(d.sizes[r.row], int) or op is None:
+    if r.row is None or r.lane is None or op is None:
         return None
     # Of one outer row, where each has its own; there may be none.
     panels = sum(_bytes(v, kernel) for v in _panels(kernel, r))
     panels = panels if outer_only(kernel, r) else panels // max(product(r.outer, d.sizes), 1)
+    if len(r.reductions) == 1 and panels <= blocks.resident(caches):
+        why["near"] = (
+            f"all panels, {panels >> 10} KB, stay in the second-level cache, so that rows of the result are stored from end to end: "
+            "the lines that they are written to come from memory, and are fetched while they follow one another"
+        )
+        return PLAIN_ROW_TILES, 1
+    if not isinstance(d.sizes[r.row], int):
+        return None
     row_bytes = product(r.reductions, d.sizes) * builders.element_type(op.operands[1 if r.swapped else 0]).width // 8
     size, resident = d.sizes[r.row], blocks.resident(caches)
     whole, lanes = size * row_bytes, -(-known(d.sizes[r.lane]) // width) if len(d.siblings) == 1 else _lane_blocks(kernel, width)

@@ -222,9 +222,10 @@ class Contraction(Products):
         """Of the register tiles that read the same panel before the next one is read: the first row, and how many they are."""
         e, m = self.e, self.e.math
         size = self._size(e, self.s.row)  # type: ignore[arg-type]
+        tiles = m.maximum(m.ceildiv(size, self.s.rows), 1)
         if self.s.near is None:
-            return 0, m.maximum(m.ceildiv(size, self.s.rows), 1)
-        return m.mul(m.floordiv(row_block, self.s.near), self.s.near * self._row_block()), self.s.near * self.s.row_tiles
+            return 0, tiles
+        return m.mul(m.floordiv(row_block, self.s.near), self.s.near * self._row_block()), m.minimum(tiles, self.s.near * self.s.row_tiles)
 
     def _whole_tiles(self, lo: Number, hi: Number, tiles: Callable[[Number, Number, int], Number]) -> Number:
         """Full tiles, and one less of them where two short ones take its rows and the rest."""

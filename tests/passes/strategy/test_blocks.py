@@ -82,7 +82,7 @@ def test_tiles_that_read_their_panels_from_the_second_level_are_high(rows: int, 
 
 @pytest.mark.parametrize(
     "m, k, n, parts",
-    [(128, 768, 768, 1), (197, 768, 768, 1), (512, 768, 768, 4), (2048, 768, 768, 15), (2048, 256, 4096, 5), (512, 64, 64, 1), (512, 3072, 768, 1)],
+    [(128, 768, 768, 1), (197, 768, 768, 1), (512, 768, 768, 4), (2048, 768, 768, 15), (2048, 256, 4096, 5), (512, 3072, 768, 1)],
 )
 def test_rows_that_do_not_fit_the_second_level_come_in_parts_that_do(m: int, k: int, n: int, parts: int) -> None:
     s = choice(linear(m, k, n), Caches(second=2 << 20))
@@ -92,6 +92,12 @@ def test_rows_that_do_not_fit_the_second_level_come_in_parts_that_do(m: int, k: 
     else:
         assert s.near == 1 and -(-m // block) == parts and 128 <= block + s.rows and block * k * 4 <= 450 << 10
         assert f"{parts} parts" in s.why["near"]
+
+
+@pytest.mark.parametrize("m, k, n, end_to_end", [(512, 64, 64, True), (512, 100, 992, True), (40, 512, 256, True), (197, 768, 768, False)])
+def test_where_all_panels_stay_in_the_second_level_results_are_stored_row_block_by_row_block(m: int, k: int, n: int, end_to_end: bool) -> None:
+    s = choice(linear(m, k, n), Caches(second=2 << 20))
+    assert (s.near == 1 and s.row_tiles == 4 and "end to end" in s.why["near"]) == end_to_end
 
 
 @pytest.mark.parametrize("m, n, fetch", [(128, 768, True), (128, 256, True), (128, 64, True), (4, 768, True), (4, 256, False), (1, 256, False), (1, 768, True)])
