@@ -115,24 +115,27 @@ def near(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches
             "the lines that they are written to come from memory, and are fetched while they follow one another"
         )
         return PLAIN_ROW_TILES, 1
-    if not isinstance(d.sizes[r.row], int):
-        return None
     row_bytes = product(r.reductions, d.sizes) * builders.element_type(op.operands[1 if r.swapped else 0]).width // 8
     size, resident = d.sizes[r.row], blocks.resident(caches)
-    whole, lanes = size * row_bytes, -(-known(d.sizes[r.lane]) // width) if len(d.siblings) == 1 else _lane_blocks(kernel, width)
-    if whole <= resident or LEAST_NEAR * row_bytes > resident:
+    lanes = -(-known(d.sizes[r.lane]) // width) if len(d.siblings) == 1 else _lane_blocks(kernel, width)
+    if LEAST_NEAR * row_bytes > resident or isinstance(size, int) and size * row_bytes <= resident:
         return None
-    tiles = -(-size // rows)
-    parts = round(tiles * rows / max(blocks.rows_bytes(caches) // row_bytes, LEAST_NEAR))
-    moved = panels * (parts if panels > resident else 1)
-    if parts < 2 or moved >= whole * (lanes - 1):
+    part = max(blocks.rows_bytes(caches) // max(row_bytes, 1), LEAST_NEAR)
+    tiles, parts = round(part / rows), 1
+    if isinstance(size, int):
+        parts = round(-(-size // rows) * rows / part)
+        if parts < 2:
+            return None
+        tiles = -(-(-(-size // rows)) // parts)
+    moved, whole = panels if panels > resident else panels // parts, tiles * rows * row_bytes
+    if moved >= whole * (lanes - 1):
         return None
     why["near"] = (
-        f"{whole >> 10} KB of rows for each of {lanes} panels are more than {panels >> 10} KB of panels for each of {parts} parts of the rows, "
-        f"which the second-level cache has room for"
+        f"{whole >> 10} KB of rows for each of {lanes} panels are more than {panels >> 10} KB of panels for each part of the rows, of which the "
+        f"second-level cache has room for {tiles * rows}"
     )
     why["row_tiles"] = "such a part"
-    return -(-tiles // parts), 1
+    return tiles, 1
 
 
 @dataclass(frozen=True)
