@@ -129,9 +129,9 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     columns = _columns(kernel, r, target, s.lanes) if shared is None else 1
     width = columns * s.lanes
     low = SUMS_UNDER_WAY // columns if shared is None else 0
-    step = traffic.panel_step(kernel, r, width) if s.lanes == 16 and shared is None and not contiguous_rows(kernel, r) else None
+    turned = contiguous_rows(kernel, r)
+    step = traffic.panel_step(kernel, r, width) if s.lanes == 16 and shared is None and not turned else None
     high = step is not None and known(kernel.domain.sizes[r.reductions[0]]) * step > target.caches.first // 2
-
     fetch = shared is None and s.lanes == 16 and traffic.streams(kernel, r, target.caches, (sum_registers(target) - PACKED_COLUMNS) // columns)
     if fetch:
         s.why["fetch_ahead"] = "panels may come from beyond the second-level cache: each is fetched while the one before is read"
@@ -153,7 +153,7 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
         first, s.why["lanes_first"] = False, "the lane blocks of a group share their rows"
     alone = cut.depth is None and shared is None and not (first and r.outer)
     around = asdict(cut)
-    if alone and (part := traffic.near(kernel, r, rows, width, target.caches, s.why)):
+    if alone and (part := traffic.near(kernel, r, rows, width, target.caches, turned, s.why)):
         around["row_tiles"], around["near"] = part
     return replace(s, rows=rows, columns=columns, shared=shared, lanes_first=first, fetch_ahead=fetch, **around)
 

@@ -99,9 +99,11 @@ def _lane_blocks(kernel: KernelFunction, width: int) -> int:
     return sum(-(-known(kernel.shapes.of(op.results[0])[-1]) // width) for op in d.siblings)
 
 
-def near(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches, why: dict[str, str]) -> tuple[int, int] | None:
+def near(
+    kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches, turned: bool, why: dict[str, str]
+) -> tuple[int, int] | None:
     """(Row tiles in a block, blocks whose rows stay in the second-level cache while all panels pass), where not all rows stay there, and
-    would come from beyond it for every panel."""
+    would come from beyond it for every panel, or where all panels do. Results that are `turned` are contiguous along the rows."""
     d = kernel.domain
     op = d.anchor
     if r.row is None or r.lane is None or op is None:
@@ -109,7 +111,7 @@ def near(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches
     # Of one outer row, where each has its own; there may be none.
     panels = sum(_bytes(v, kernel) for v in _panels(kernel, r))
     panels = panels if outer_only(kernel, r) else panels // max(product(r.outer, d.sizes), 1)
-    if len(r.reductions) == 1 and panels <= blocks.resident(caches):
+    if len(r.reductions) == 1 and not turned and panels <= blocks.resident(caches):
         why["near"] = (
             f"all panels, {panels >> 10} KB, stay in the second-level cache, so that rows of the result are stored from end to end: "
             "the lines that they are written to come from memory, and are fetched while they follow one another"
