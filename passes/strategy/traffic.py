@@ -178,7 +178,7 @@ def cut(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches,
     why["depth"] += f"a block of them {blocks.rows_bytes(caches) >> 10} KB"
     why["row_tiles"] = f"about {LEAST_NEAR} rows"
     why["group"] = f"of {panels} panels, which share the rows in cache: up to {SUM_BYTES >> 10} KB of sums"
-    copied = panels >= LEAST_PANELS and "mlirc.pairs" not in op.attributes and _contiguous(kernel, r) and same_cache_sets(kernel, r)
+    copied = panels >= LEAST_PANELS and "mlirc.pairs" not in op.attributes and _contiguous(kernel, r) and same_cache_sets(kernel, r) and op.operands[0] != op.operands[1]
     why["rows_copied"] = "they lie a multiple of 4096 bytes apart, and would evict one another" if copied else "only rows that are contiguous and evict one another, for several panels, and no pairs of bf16"
     return Cut(tiles, depth, max(min(panels, SUM_BYTES // sums), 1), copied)
 

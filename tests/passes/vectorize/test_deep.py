@@ -65,7 +65,7 @@ def test_blocks_of_an_odd_reduction(small_panels) -> None:  # noqa: ANN001
 def test_rows_that_evict_one_another_are_copied(small_panels, k: int) -> None:  # noqa: ANN001
     torch.manual_seed(0)
     x, w, b = torch.randn(45, k), torch.randn(300, k), torch.randn(45, 300)
-    compare(lambda x, w, b: (F.gelu(F.linear(x, w)) + b + x.sum(), F.linear(x, w[:7]), x.t() @ x), x, w, b, options={**OPTIONS, "target": "host"})
+    compare(lambda x, w, b: (F.gelu(F.linear(x, w)) + b + x.sum(), F.linear(x, w[:7]), x.t() @ x, x @ x.t(), x @ torch.cat([x, x]).t()), x, w, b, options={**OPTIONS, "target": "host"})
     assert any(isinstance(s, strategy.ContractionStrategy) and s.rows_copied for s in small_panels)
 
 
