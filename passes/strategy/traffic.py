@@ -125,10 +125,11 @@ def near(
     part = max(blocks.rows_bytes(caches) // max(row_bytes, 1), LEAST_NEAR)
     tiles, parts = round(part / rows), 1
     if isinstance(size, int):
-        parts = round(-(-size // rows) * rows / part)
+        whole_tiles = -(-size // rows)
+        parts = round(whole_tiles * rows / part)
         if parts < 2:
             return None
-        tiles = -(-(-(-size // rows)) // parts)
+        tiles = -(-whole_tiles // parts)
     moved, whole = panels if panels > resident else panels // parts, tiles * rows * row_bytes
     if moved >= whole * (lanes - 1):
         return None
