@@ -16,7 +16,7 @@ from ...dialects import builders
 from ...errors import OptionError
 from . import tiles
 from .common import PACKED_COLUMNS, known, lanes, product
-from .contractions import ContractionStrategy, short_tile, sum_registers
+from .contractions import ContractionStrategy, short_tile, steps_together, sum_registers
 from .loops import LoopStrategy
 from .traffic import panel_step
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "chunk", "near", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "chunk", "near", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "steps", "rows_copied", "rows_once", "overlapped", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "stores_together", "grain")
 _FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "stores_together")
 _STACK = 1024 << 10
@@ -89,7 +89,7 @@ def adjusted(kernel: KernelFunction, target: Target, strategy: Strategy, adjustm
     fields = dict(adjustment.fields)
     if adjustment.pinned and not adjustment.exact:
         fields = {name: value for name, value in fields.items() if name in _fields_of(strategy)}
-    new = _replaced(strategy, fields)
+    new = _replaced(strategy, fields, target.vector_registers)
     problem = new if isinstance(new, str) else impossible(kernel, target, strategy, new)
     if problem and adjustment.pinned:
         raise OptionError(f"option pin: {problem}")
@@ -102,7 +102,7 @@ def _fields_of(strategy: Strategy) -> tuple[str, ...]:
     return CONTRACTION_FIELDS if isinstance(strategy, ContractionStrategy) else LOOP_FIELDS
 
 
-def _replaced(strategy: Strategy, fields: Mapping[str, Value]) -> Strategy | str:
+def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -> Strategy | str:
     """The strategy with these fields; or what is wrong with them."""
     known_fields = _fields_of(strategy)
     for name, value in fields.items():
@@ -125,6 +125,8 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value]) -> Strategy | str
         new = _with_chunk(new, fields)
     if (new.depth is None and strategy.depth is not None or new.tiles and new.chunk is None) and "group" not in fields:
         new = replace(new, group=1)
+    if "steps" not in fields:
+        new = replace(new, steps=steps_together(new.fetch_ahead and not new.tiles, area, registers))
     if "overlapped" not in fields:
         new = replace(new, overlapped=new.overlapped and new.rows == 32 and not new.turned)
     return replace(new, short_rows=short_tile(new.rows), grain=grain)
@@ -204,6 +206,7 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
         out["rows"] = (1, *min(there, (most, f"{registers} registers, and a row takes {s.columns}")))
         out["unroll"] = (1, 1, "sums are not split")
     out["row_tiles"] = (1, 64, "register tiles")
+    out["steps"] = (1, 2, "blocks of the reduction are even") if s.fetch_ahead and not s.tiles else (1, 1, "nothing is fetched between them")
     grouped = s.chunk is not None if s.tiles else s.depth is not None
     out["group"] = (1, tiles.MOST_PANELS, "lane blocks") if grouped else (1, 1, f"without {'chunk' if s.tiles else 'depth'}")
     return out

@@ -195,7 +195,8 @@ class Contraction(Products):
             self._tile(first, masks, [Index(0)])
             return
         size = self._size(e, self.s.row)
-        self.reading = self._pass(row_block)
+        if self.s.fetch_ahead:
+            self.reading = self._pass(row_block)
         lo = e.math.mul(row_block, self._row_block())
         hi = e.math.minimum(e.math.add(lo, self._row_block()), size)
 

@@ -29,10 +29,6 @@ FETCH_STEPS = 4
 """Steps of a reduction that share an instruction which fetches a line, or some."""
 
 
-REGISTERS = 32
-"""For vectors, of a CPU where something is fetched ahead."""
-
-
 AHEAD = 24576
 """Elements of the packed operand from what a single register tile reads of it to what it fetches: 96 KB, in one stream over all panels."""
 
@@ -160,13 +156,12 @@ class Products:
     def _fetching(
         self, begin: Number, end: Number, acc: Values, step: Callable[[Number, Values], Values], fetch: Callable[[Number], None]
     ) -> Values:
-        """Steps from `begin` to `end`, two in an iteration; before every few of them something is fetched.
+        """Steps from `begin` to `end`, some in an iteration; before every few of them something is fetched.
 
-        One in an iteration is 2% slower, four are 1% faster and double the time that LLVM takes. Two want four registers for the packed
-        operand and two for a row. Rows that may be missing have branches enough.
+        Rows that may be missing have branches enough in one.
         """
         e, m = self.e, self.e.math
-        together = 1 if self.count is not None or len(acc) > REGISTERS - 6 else 2
+        together = 1 if self.count is not None else self.s.steps
 
         def some(i: Number, values: Values) -> Values:
             first = arith.cmpi(arith.CmpIPredicate.eq, arith.remui(m.value(i), m.value(FETCH_STEPS)), m.value(0))

@@ -114,6 +114,7 @@ def test_what_follows_from_a_pin_follows():
     assert "// rows = 7: pinned by 'k'\n" in reasons(s)
     assert change(product(112, 1000, 512), "grain=77, rows=2").grain == 77
     assert change(linear(512, 16384, 1024), "depth=none").group == 1
+    assert [change(linear(512, 768, 1024), pin).steps for pin in ("grain=1", "rows=14", "fetch_ahead=false", "rows=14, steps=2")] == [2, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,8 @@ def test_what_follows_from_a_pin_follows():
         (product(64, 64, 64), "rows=true", "rows wants a positive number"),
         (product(64, 64, 64), "rows=none", "rows wants a positive number"),
         (product(64, 64, 64), "lanes_first=3", "lanes_first wants true or false, got 3"),
+        (linear(512, 768, 1024), "steps=3", "steps=3 is impossible .* valid: 1 to 2 .blocks of the reduction are even"),
+        (product(64, 64, 64), "steps=2", "steps=2 is impossible .* valid: 1 .nothing is fetched"),
         (product(64, 64, 64), "unroll=2", "unroll=2 is impossible .* valid: 1"),
         (product(64, 64, 64), "group=2", "group=2 .* valid: 1 .without depth"),
         (product(64, 64, 64), "depth=64", "depth=64 .* even numbers from 2 to 62, or none"),

@@ -260,5 +260,3 @@ def test_register_tiles_fetch_the_next_panel_together(rows: int, lines: int) -> 
     assert full.count("vfmadd") == 2 * 26 and "rsp" not in full
     assert max(part.count("prefetcht1") for part in parts) == lines and "testb\t$3" in asm
     assert not re.search(SPILL, asm)
-
-
