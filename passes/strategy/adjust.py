@@ -18,7 +18,7 @@ from . import tiles
 from .common import PACKED_COLUMNS, known, lanes, product
 from .contractions import ContractionStrategy, short_tile, steps_together, sum_registers
 from .loops import LoopStrategy
-from .traffic import panel_step
+from .traffic import copies, copy_pitch, panel_step
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -252,9 +252,14 @@ def _impossible_chunk(s: ContractionStrategy) -> str:
 def _impossible_copy(kernel: KernelFunction, s: ContractionStrategy) -> str:
     from ..vectorize.roles import roles
 
-    reductions = roles(kernel).reductions
+    r = roles(kernel)
+    reductions = r.reductions
     if s.depth is not None and not s.tiles:
-        return "" if "mlirc.pairs" not in kernel.domain.anchor.attributes else "rows_copied=true is impossible for this kernel; valid: false (pairs of bf16 are not copied)"  # type: ignore[union-attr]
+        if not copies(kernel, r):
+            return "rows_copied=true is impossible for this kernel; valid: false (not for pairs of bf16, or an operand that is not packed)"
+        element = builders.element_type(kernel.domain.anchor.operands[1 if r.swapped else 0]).width // 8  # type: ignore[union-attr]
+        size = s.rows * s.row_tiles * copy_pitch(s.depth, element) * element
+        return f"rows, row_tiles and depth make a copy of {size >> 10} KB; valid: up to {_STACK >> 10} KB" if size > _STACK else ""
     if not s.tiles or s.lanes_first or len(reductions) > 1:
         return "rows_copied=true is impossible for this kernel; valid: false (only products on tiles with the lanes innermost read copies, and others with depth)"
     length = product(reductions, kernel.domain.sizes) if s.chunk is None else s.chunk

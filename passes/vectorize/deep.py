@@ -34,7 +34,8 @@ def vectorize_deep(kernel: KernelFunction, strategy: ContractionStrategy, symbol
 
 
 ROWS_AHEAD = 4
-"""Of the one that is copied, to be fetched: the prefetchers of the CPU see but a short part of each."""
+"""Of the one that is copied, to be fetched: the prefetchers of the CPU see but a short part of each. 197 x 3072 x 768 in
+f32 takes 4.92 instead of 5.02 ms."""
 
 
 class Deep(Groups):

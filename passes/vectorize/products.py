@@ -30,7 +30,8 @@ FETCH_STEPS = 4
 
 
 AHEAD = 24576
-"""Elements of the packed operand from what a single register tile reads of it to what it fetches: 96 KB, in one stream over all panels."""
+"""Elements of the packed operand from what a single register tile reads of it to what it fetches: 96 KB, in one stream over all panels.
+1 x 768 x 3072 in f32 takes 545 us from beyond the second level then, 561 with 4 KB, and 598 with nothing."""
 
 
 class Products:

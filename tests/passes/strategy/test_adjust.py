@@ -105,6 +105,15 @@ def test_what_is_no_pin_is_an_error(text, said):
         parse_pins([text])
 
 
+SQUARE = kernel(
+    [("%x", "tensor<64x64xf32>")],
+    generic("%y", [("%x", "tensor<64x64xf32>"), ("%x", "tensor<64x64xf32>")], "tensor<64x64xf32>", ["i, l", "l, j", "i, j"],
+            "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32", "ppr", "ijl", "0.0", "contraction"),
+    [("%y", "tensor<64x64xf32>")], [[64, 1]],
+)  # fmt: skip
+"""x @ x, whose rows are not told from its columns."""
+
+
 def test_what_follows_from_a_pin_follows():
     s = change(product(112, 1000, 512), "rows=7, columns=1")
     before = change(product(112, 1000, 512), "row_tiles=8")
@@ -130,6 +139,8 @@ def test_what_follows_from_a_pin_follows():
         (product(64, 64, 64), "rows=none", "rows wants a positive number"),
         (product(64, 64, 64), "lanes_first=3", "lanes_first wants true or false, got 3"),
         (linear(512, 768, 1024), "steps=3", "steps=3 is impossible .* valid: 1 to 2 .blocks of the reduction are even"),
+        (linear(512, 16384, 1024), "depth=8192, row_tiles=64, group=1, rows_copied=true", "make a copy of .* KB; valid: up to"),
+        (SQUARE, "depth=32, rows_copied=true", "rows_copied=true is impossible .* an operand that is not packed"),
         (product(64, 64, 64), "steps=2", "steps=2 is impossible .* valid: 1 .nothing is fetched"),
         (product(64, 64, 64), "unroll=2", "unroll=2 is impossible .* valid: 1"),
         (product(64, 64, 64), "group=2", "group=2 .* valid: 1 .without depth"),
