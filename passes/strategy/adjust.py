@@ -16,7 +16,7 @@ from ...dialects import builders
 from ...errors import OptionError
 from . import tiles
 from .common import PACKED_COLUMNS, known, lanes, product
-from .contractions import ContractionStrategy, short_tile, steps_together, sum_registers
+from .contractions import ContractionStrategy, short_tiles, steps_together, sum_registers
 from .loops import LoopStrategy
 from .traffic import copies, copy_pitch, panel_step
 
@@ -129,7 +129,7 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -
         new = replace(new, steps=steps_together(new.fetch_ahead and not new.tiles, area, registers))
     if "overlapped" not in fields:
         new = replace(new, overlapped=new.overlapped and new.rows == 32 and not new.turned)
-    return replace(new, short_rows=short_tile(new.rows), grain=grain)
+    return replace(new, short_rows=short_tiles(new.rows, new.columns), grain=grain)
 
 
 def _with_chunk(s: ContractionStrategy, fields: Mapping[str, Value]) -> ContractionStrategy:

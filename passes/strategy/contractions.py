@@ -51,8 +51,8 @@ class ContractionStrategy:
     lanes_first: bool = False
     """Whether the blocks of lanes are the outermost loop, so that a panel of the packed operand serves the whole image before the
     next one is loaded; else the outer classes are, and all panels serve one of their rows."""
-    short_rows: int = 1
-    """The height of the second register tile where the number of rows is a symbol, which does fewer rows as well."""
+    short_rows: tuple[int, ...] = (1,)
+    """Heights of the register tiles, falling, for what whole ones leave of a number of rows that is a symbol."""
     looped_epilogue: bool = False
     """Whether the epilogue is a loop over the rows of a tile, which are stored for it, instead of code for each of them."""
     turned: bool = False
@@ -203,12 +203,12 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> 
 
 
 def _with_grain(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> ContractionStrategy:
-    """The iterations that are worth a thread, and the second register tile for symbolic rows."""
+    """The iterations that are worth a thread, and the lower register tiles for symbolic rows."""
     work = s.rows * s.columns * s.lanes // 8
     for c in r.reductions:
         work *= known(kernel.domain.sizes[c])
     s.why["grain"] = f"about {work} element-operations an iteration, and a thread is worth {WORK_PER_THREAD}"
-    return replace(s, grain=max(1, WORK_PER_THREAD // max(work, 1)), short_rows=short_tile(s.rows))
+    return replace(s, grain=max(1, WORK_PER_THREAD // max(work, 1)), short_rows=short_tiles(s.rows, s.columns))
 
 
 FEW_ROWS = 4
@@ -386,17 +386,18 @@ def high_row_tile(size: int, limit: int, low: int) -> int:
     return min(range(min(limit, size), min(limit, size) // 2, -1), key=lambda rows: (rows_worth(rows), size % rows != 0))
 
 
-def short_tile(rows: int) -> int:
-    """Rows of the second tile, beside one of `rows`, where their number is a symbol.
+def short_tiles(rows: int, columns: int) -> tuple[int, ...]:
+    """Heights of the register tiles, beside one of `rows`, where their number is a symbol: both together hold what whole tiles leave.
 
-    Two of them hold a whole tile and more, so that a rest of one row, whose few sums wait for one another, takes the rows of a
-    whole tile to itself, and the two share them. One that is cut in two for its height is high enough for that.
+    The lowest has as many sums as hide the latency of an addition; fewer take as long.
     """
-    return min(rows, max(-(-rows // 2) + 1, LEAST_SHORT))
+    low = min(-(-SUMS_UNDER_WAY // columns), rows)
+    high = min(rows - 1 - low, ROW_POINTERS)
+    return (high, low) if high > low else (low,)
 
 
-LEAST_SHORT = SUMS_UNDER_WAY
-"""Half of it, times two columns, are as many sums as are under way at once."""
+ROW_POINTERS = 9
+"""Of 16 general registers: rows that may be missing have an address each, as those are not equally far apart."""
 
 
 def _dot(kernel: KernelFunction, r: Roles) -> int | None:

@@ -158,21 +158,22 @@ def cut(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches,
         why["depth"] = "the reduction is not cut: that wants a single product, with one reduction of a known size, even for pairs, and rows"
         return Cut()
     length, size = d.sizes[r.reductions[0]], d.sizes[r.row]  # type: ignore[index]
-    assert isinstance(length, int) and isinstance(size, int)
+    assert isinstance(length, int)
     image = op.operands[1 if r.swapped else 0]
     row_bytes, resident = length * builders.element_type(image).width // 8, blocks.resident(caches)
-    least = min(size, LEAST_NEAR)
+    least = min(size, LEAST_NEAR) if isinstance(size, int) else LEAST_NEAR
     why["depth"] = f"{least} rows have {least * row_bytes >> 10} KB, and the second-level cache keeps {resident >> 10} KB: "
     panels = -(-known(d.sizes[r.lane]) // width)  # type: ignore[index]
-    if size < 3 * rows or panels < LEAST_PANELS and length * step <= resident:
+    if isinstance(size, int) and size < 3 * rows or panels < LEAST_PANELS and length * step <= resident:
         why["depth"] = f"{size} rows and {panels} panels are too few to share blocks"
         return Cut()
-    if length < LEAST_CUT or least * row_bytes <= resident and size * row_bytes <= resident * 3 // 2:
+    few = isinstance(size, int) and size * row_bytes <= resident * 3 // 2
+    if length < LEAST_CUT or least * row_bytes <= resident and few:
         why["depth"] += f"not cut, as reductions below {LEAST_CUT} are not" if length < LEAST_CUT else "not cut"
         return Cut()
     parts = -(-max(least * row_bytes, length * step) // blocks.rows_bytes(caches))
     depth = -(-length // parts // 16) * 16
-    tiles = -(-size // rows)
+    tiles = -(-size // rows) if isinstance(size, int) else round(LEAST_NEAR / rows)
     tiles = -(-tiles // max(round(tiles * rows / LEAST_NEAR), 1))
     sums = tiles * rows * width * builders.element_type(op.results[0]).width // 8
     why["depth"] += f"a block of them {blocks.rows_bytes(caches) >> 10} KB"
@@ -209,14 +210,14 @@ def same_cache_sets(kernel: KernelFunction, r: Roles) -> bool:
 
 
 def panel_step(kernel: KernelFunction, r: Roles, width: int) -> int | None:
-    """Bytes of a panel for one step of the reduction; None unless this is a single one of a known size, even for pairs, with rows that are known too."""
+    """Bytes of a panel for one step of the reduction; None unless this is a single one of a known size, even for pairs, with rows."""
     d = kernel.domain
     pairs = d.anchor is not None and "mlirc.pairs" in d.anchor.attributes
     if len(r.reductions) != 1 or r.row is None or r.lane is None:
         return None
-    length, size = (d.sizes[c] for c in (r.reductions[0], r.row))
+    length = d.sizes[r.reductions[0]]
     panel = next((a for a in kernel.accesses.items if a.op == d.anchor and not a.store and not a.steps.get(r.row)), None)
-    if not isinstance(length, int) or not isinstance(size, int) or panel is None or pairs and length % 2:
+    if not isinstance(length, int) or panel is None or pairs and length % 2:
         return None
     return width * builders.element_type(panel.value).width // 8
 

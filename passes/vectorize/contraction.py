@@ -65,6 +65,11 @@ class Contraction(Products):
         """Rows per parallel iteration: some register tiles, so that a panel of B is read from cache."""
         return self.s.rows * self.s.row_tiles
 
+    def _summed_rows(self) -> int:
+        """Rows of such a block for which there are sums: where their number is a symbol, the last tile has more than there are."""
+        known = self.s.row is None or isinstance(self.k.domain.sizes[self.s.row], int)
+        return self._row_block() + (0 if known else self.s.short_rows[0])
+
     def trip(self, slots: list[ir.Value]) -> Number:
         e = self.k.sizes_evaluator(self.s.lanes, slots)
         return functools.reduce(e.math.mul, self._counts(e), 1)
@@ -217,7 +222,7 @@ class Contraction(Products):
             for rows in dict.fromkeys(n for n in (self.s.rows, rest) if n):
                 lo = tiles(lo, hi, rows)
             return
-        self._short_tiles(self._whole_tiles(lo, hi, tiles), hi, first, masks)
+        self._short_tiles(tiles(lo, hi, self.s.rows), hi, first, masks)
 
     def _pass(self, row_block: Number) -> tuple[Number, Number]:
         """Of the register tiles that read the same panel before the next one is read: the first row, and how many they are."""
@@ -228,31 +233,31 @@ class Contraction(Products):
             return 0, tiles
         return m.mul(m.floordiv(row_block, self.s.near), self.s.near * self._row_block()), m.minimum(tiles, self.s.near * self.s.row_tiles)
 
-    def _whole_tiles(self, lo: Number, hi: Number, tiles: Callable[[Number, Number, int], Number]) -> Number:
-        """Full tiles, and one less of them where two short ones take its rows and the rest."""
-        m, rows = self.e.math, self.s.rows
-        left = m.sub(hi, lo)
-        fitting = m.value(m.floordiv(left, rows))
-        rest = m.value(m.mod(left, rows))
-        spared = m.value(m.ceildiv(m.maximum(m.sub(left, 2 * self.s.short_rows), 0), rows))
-        even = arith.cmpi(arith.CmpIPredicate.eq, rest, m.value(0))
-        count = arith.select(even, fitting, spared)
-        return tiles(lo, m.add(lo, m.mul(count, rows)), rows)
-
     def _short_tiles(self, lo: Number, hi: Number, first: Number | None, masks: Sequence[ir.Value | None]) -> None:
-        """One tile of the rows that are left, or two of about as many each: one code for all heights."""
-        m, most = self.e.math, self.s.short_rows
-        left = m.sub(hi, lo)
-        fits = arith.cmpi(arith.CmpIPredicate.sle, m.value(left), m.value(most))
-        height = arith.select(fits, m.value(left), m.value(m.ceildiv(left, 2)))
+        """What whole tiles leave of the rows: one tile of each height that is worth it, and the lowest as often as it takes.
 
-        def step(i: Number, _: Values) -> Values:
-            self.count = m.minimum(m.sub(hi, i), height)
-            self._tile(first, masks, [Index(m.add(i, r)) for r in range(most)])
-            self.count = None
-            return []
+        Rows that there are not are computed as the last one again, and not stored: a branch for each in every step would cost more.
+        """
+        m = self.e.math
+        last = m.sub(hi, 1)
+        *higher, lowest = self.s.short_rows
 
-        loop(self.e, lo, hi, m.maximum(height, 1), [], step)
+        def tile(height: int) -> Callable[[Number, Values], Values]:
+            def build(i: Number, _: Values) -> Values:
+                self.count = m.minimum(m.sub(hi, i), height)
+                self._tile(first, masks, [Index(i), *(Index(m.minimum(m.add(i, r), last)) for r in range(1, height))])
+                self.count = None
+                return []
+
+            return build
+
+        for height in higher:
+            worth_it = arith.cmpi(arith.CmpIPredicate.sgt, m.value(m.sub(hi, lo)), m.value(lowest))
+            after = m.value(m.minimum(m.add(lo, height), hi))
+            after = arith.select(worth_it, after, m.value(lo))
+            loop(self.e, lo, after, height, [], tile(height))
+            lo = after
+        loop(self.e, lo, hi, lowest, [], tile(lowest))
 
     def _tile(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> None:
         """One register tile."""

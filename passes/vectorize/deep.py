@@ -1,11 +1,10 @@
 """Products with rows of which the second-level cache has room for too few: the reduction is cut in blocks.
 
     for batch, row block, group of lane blocks (`groups`)
-      scratch[lane block][row][column] = 0
       for block of k                          (this part of the rows stays in the second level for all lane blocks)
         copy of the rows, if they evict one another in the first level where they are
         for lane block                        (this part of a panel stays there for all row tiles)
-          for row tile: acc = 0;  for k in block: acc += A * B;  scratch += acc
+          for row tile: acc = 0;  for k in block: acc += A * B;  scratch[lane block] += acc   (of the first block: = acc)
       for lane block: store epilogue(scratch)
 
 (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34, 2008)
@@ -48,7 +47,7 @@ class Deep(Groups):
     """Where the sums of the lane block begin in the scratch."""
 
     def _prepare(self) -> None:
-        self._make_scratch(self._row_block() * self.s.group)
+        self._make_scratch(self._summed_rows() * self.s.group)
         if self.s.rows_copied:
             kind = builders.element_type(self._rows_operand())
             self.pitch = copy_pitch(self.s.depth, kind.width // 8)  # type: ignore[arg-type]
@@ -96,13 +95,8 @@ class Deep(Groups):
     def _group(self, first: Number, end: Number, row_block: Number) -> None:
         e, m = self.e, self.e.math
         assert self.s.depth is not None
-        area = self._row_block() * self.width
-        start = m.splat(e.value(self.op.operands[2], ()))  # type: ignore[union-attr]
+        area = self._summed_rows() * self.width
         length = self._size(e, self.r.reductions[0])
-
-        def clear(i: Number, _: Values) -> Values:
-            vector.store(start, self.scratch, [m.value(i)])
-            return []
 
         def panel(p: Number, _: Values) -> Values:
             self.corner = m.mul(m.sub(p, first), area)
@@ -118,7 +112,6 @@ class Deep(Groups):
             e.known = {}
             return []
 
-        loop(e, 0, m.mul(m.sub(end, first), area), e.lanes, [], clear)
         loop(e, 0, length, self.s.depth, [], block)
         self.begin = self.end = 0
         loop(e, first, end, 1, [], panel)
@@ -147,8 +140,11 @@ class Deep(Groups):
         kind = m.vector_type(builders.element_type(self.op.results[0]))  # type: ignore[union-attr]
         corner = m.add(self.corner, m.mul(m.sub(rows[0].base, self.first_row), self.width))
         places = [m.value(m.add(corner, i * self.width + j * e.lanes)) for i in range(len(rows)) for j in range(len(lanes))]
-        zero = builders.constant(kind, 0)
+        zero, start = builders.constant(kind, 0), m.splat(e.value(self.op.operands[2], ()))  # type: ignore[union-attr]
         add = arith.addi if isinstance(kind.element_type, ir.IntegerType) else arith.addf
+        later = arith.cmpi(arith.CmpIPredicate.sgt, m.value(self.begin), m.value(0))
+        later = vector.broadcast(m.vector_type(later.type), later)
         for total, at in zip(self._reduce(list(self.r.reductions), rows, lanes, masks, [zero] * len(places)), places):
-            vector.store(add(vector.load(kind, self.scratch, [at]), total), self.scratch, [at])
+            before = vector.maskedload(kind, self.scratch, [at], later, start)
+            vector.store(add(before, total), self.scratch, [at])
         e.math.leave()

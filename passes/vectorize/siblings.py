@@ -79,10 +79,8 @@ class _Siblings(Contraction):
 
     def _prepare(self) -> None:
         """Sums of the joint products but the last for the rows of a block, and for those that the last short tile has beyond it."""
-        row = self.s.row
-        margin = self.s.short_rows if row is not None and not isinstance(self.k.domain.sizes[row], int) else 0
         waiting = max((len(p.ops) - (not self.s.looped_epilogue) for p in self.joint), default=0)
-        height = margin + (self._row_block() if row is not None else 1)
+        height = self._summed_rows() if self.s.row is not None else 1
         self.area = height * self.width
         self.free = waiting * self.area
         self._make_scratch(waiting * height + self.s.rows)

@@ -109,9 +109,7 @@ class _Turned(_Blocks):
 
     def _prepare(self) -> None:
         """Where the number of rows is a symbol, the last tile is stored with all rows that it could have."""
-        assert self.s.row is not None
-        margin = 0 if isinstance(self.k.domain.sizes[self.s.row], int) else self.s.short_rows
-        self._make_scratch(self._row_block() + margin)
+        self._make_scratch(self._summed_rows())
 
     def _rows(self, first: Number | None, columns: int, masks: Sequence[ir.Value | None] | None, row_block: Number) -> None:
         e, m = self.e, self.e.math

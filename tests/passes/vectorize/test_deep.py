@@ -61,6 +61,22 @@ def test_blocks_of_an_odd_reduction(small_panels) -> None:  # noqa: ANN001
     assert any(isinstance(s, strategy.ContractionStrategy) and s.depth is not None for s in small_panels)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("k", "n", "target"), [(130, 70, "host"), (2048, 33, "host"), (130, 70, "x86-64-v3")])
+def test_blocks_for_any_number_of_rows(small_panels, k: int, n: int, target: str, dtype: torch.dtype) -> None:  # noqa: ANN001
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(k, n, dtype=dtype)  # whose sizes are known
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        w, b = linear.weight.to(x.dtype), linear.bias.to(x.dtype)  # to fp64, for the reference
+        return F.gelu(F.linear(x, w, b)), (x @ w.t()).t().contiguous()
+
+    compiled = torch.compile(f, backend="mlirc", dynamic=True, options={**OPTIONS, "target": target})
+    for rows in (2, 3, 17, 33, 45, 131, 300):
+        compare(f, torch.randn(rows, k, dtype=dtype), compiled=compiled)
+    assert any(isinstance(s, strategy.ContractionStrategy) and s.depth is not None for s in small_panels)
+
+
 @pytest.mark.parametrize("k", [1024, 2048])
 def test_rows_that_evict_one_another_are_copied(small_panels, k: int) -> None:  # noqa: ANN001
     torch.manual_seed(0)
