@@ -30,6 +30,7 @@ from .passes.even_odd import even_odd
 from .passes.expand_math import expand_math
 from .passes.registry import NOTHING, UserCode, UserFile, files_key, line_in, load, read_files
 from .passes.round_in_place import round_in_place
+from .passes.tabulate import tabulate
 from .passes.strategy import MODEL, Adjustment, adjusted, parse_pins, pinned, reasons, select_strategy, write_strategy
 from .passes.vectorize import KernelFunction, vectorize
 from .reproducer import write_reproducer
@@ -83,6 +84,7 @@ def compile_kernel(
             raise CompileError(f"the vectorizer built invalid IR: {e}", stage="vectorize") from None
         user.run_after("vector", vectors, see)
         PassManager.parse("builtin.module(canonicalize,cse)").run(vectors.operation)
+        tabulate(vectors, target)
         expand_math(vectors)
         round_in_place(vectors, target)
         even_odd(vectors, target.lanes(16))

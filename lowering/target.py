@@ -137,6 +137,12 @@ class Target:
         return self.has("f16c")
 
     @property
+    def gathers_fast(self) -> bool:
+        """Whether 16 elements from cache take as long as ten ops: 8 cycles on CPUs with AMX. Those of Intel before are slowed down
+        by their microcode (CVE-2022-40982); others were not measured."""
+        return self.has_avx512 and self.has_amx_bf16
+
+    @property
     def vector_bits(self) -> int:
         """Width of a vector register that arithmetic should use."""
         return 512 if self.has_avx512 else 256 if self.has_avx2 else 128

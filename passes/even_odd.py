@@ -19,6 +19,7 @@ from __future__ import annotations
 from ..dialects import builders
 from ..dialects.math_expansions.num import Num, constants_at_start_of, element_type
 from ..dialects.mlir import arith, ir, vector
+from .tabulate import EXACT
 
 PASS_NAME = "mlirc-even-odd"
 
@@ -95,7 +96,7 @@ class _Ops:
         elif name == "vector.extract":
             self.possible &= [*ir.DenseI64ArrayAttr(op.attributes["static_position"])] == [0]
         else:
-            self.possible &= name in _OF_LANES or name.startswith(("arith.", "math."))
+            self.possible &= name in _OF_LANES or name.startswith(("arith.", "math.")) or EXACT in op.attributes
 
 
 def _is_of_halves(op: ir.Operation) -> bool:

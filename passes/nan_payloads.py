@@ -12,6 +12,7 @@ import struct
 
 from ..dialects.math_expansions.num import NO_PAYLOAD, element_type
 from ..dialects.mlir import ir
+from .tabulate import EXACT
 
 _LOADS = ("memref.load", "vector.load", "vector.maskedload", "vector.gather", "vector.expandload", "vector.transfer_read", "llvm.load")
 _FLOATS = (ir.F32Type, ir.F64Type, ir.F16Type)
@@ -24,7 +25,7 @@ def may_have_payloads(function: ir.Operation) -> bool:
     def look(op: ir.Operation) -> ir.WalkResult:
         nonlocal found
         name = op.name
-        if name in _LOADS:
+        if name in _LOADS and EXACT not in op.attributes:
             found |= isinstance(element_type(op.results[0].type), _FLOATS) and not _is_own(op.operands[0])
         elif name in ("arith.bitcast", "vector.bitcast"):
             found |= isinstance(element_type(op.results[0].type), _FLOATS) and NO_PAYLOAD not in op.attributes

@@ -24,6 +24,7 @@ from ..dialects import builders
 from ..dialects.math_expansions.num import Num, constants_at_start_of, element_type, select, with_element
 from ..dialects.mlir import arith, ir, llvm, vector
 from .nan_payloads import may_have_payloads
+from .tabulate import EXACT
 
 if TYPE_CHECKING:
     from ..lowering.target import Target
@@ -97,6 +98,8 @@ def _look(value: ir.Value, known: dict[ir.Value, bool]) -> bool:
     if isinstance(value.owner, ir.Block):
         return False
     op = value.owner.operation
+    if EXACT in op.attributes:
+        return True
     if op.name == "arith.extf":
         return _element(op.operands[0], ir.BF16Type)
     if op.name == "arith.constant":

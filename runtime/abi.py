@@ -17,6 +17,9 @@ OTHER_SIZE = 6
 ALIGNMENT = 64
 """Every arena buffer starts on a multiple of this many bytes."""
 
+BF16_TABLE = "mlirc_bf16_"
+"""Of the symbol of a table that a kernel reads, before the name of its function: `runtime.tables` provides it."""
+
 CODEGEN = {"reloc": "pic", "codemodel": "small"}
 """How objects must be compiled (arguments of llvmlite's `create_target_machine`) for the loader to place them anywhere."""
 
