@@ -28,9 +28,11 @@ FETCH_STEPS = 4
 """Steps of a reduction that share an instruction which fetches a line, or some."""
 
 
-AHEAD = 24576
-"""Elements of the packed operand from what a single register tile reads of it to what it fetches: 96 KB, in one stream over all panels.
+AHEAD = 96 << 10
+"""Bytes of the packed operand from what a single register tile reads of it to what it fetches, in one stream over all panels.
 1 x 768 x 3072 in f32 takes 545 us from beyond the second level then, 561 with 4 KB, and 598 with nothing."""
+
+LINE_BYTES = 64
 
 
 class Products:
@@ -76,10 +78,10 @@ class Products:
 
             m = self.e.math
             begin, size = self._range(classes[0])
+            fetch = self._fetching_panel(rows[0], lanes[0]) if self.s.fetch_ahead and len(classes) == 1 else None
             if classes[0] != self.s.pairs:
-                fetch = self._fetching_panel(rows[0], lanes[0]) if self.s.fetch_ahead and len(classes) == 1 else None
                 return self._in_blocks(classes, acc, step, fetch)
-            acc = loop(self.e, m.floordiv(begin, 2), m.floordiv(size, 2), 1, acc, lambda i, values: step(m.mul(i, 2), values))
+            acc = self._steps(m.floordiv(begin, 2), m.floordiv(size, 2), acc, lambda i, values: step(m.mul(i, 2), values), fetch)
             if isinstance(size, int) and size % 2:  # blocks are even
                 self.env[classes[0]] = Index(size - 1)
                 acc = self._multiply_pairs(rows, lanes, acc, half=True)
@@ -105,23 +107,25 @@ class Products:
         m, (first, tiles), (begin, end) = self.e.math, self.reading, self._range(self.r.reductions[0])
         self.env[self.r.reductions[0]] = Index(begin)
         place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), lane)
+        element, pair = place.element.width // 8, 1 if self.s.pairs is None else 2
+        line, begin, end = LINE_BYTES // element, m.floordiv(begin, pair), m.floordiv(end, pair)
         lines = FETCH_STEPS * PACKED_COLUMNS
         each = m.floordiv(m.add(m.sub(tiles, 1), lines), tiles)
         before = m.mul(m.floordiv(m.sub(row.base, first), self.s.rows), m.floordiv(m.sub(end, begin), FETCH_STEPS))
         left = m.sub(m.floordiv(m.add(m.mul(m.sub(end, begin), PACKED_COLUMNS), m.sub(each, 1)), each), before)
-        start = m.value(m.add(m.add(at.base, place.strides[-3]), m.mul(m.mul(before, each), self.e.lanes)))
+        start = m.value(m.add(m.add(at.base, place.strides[-2 - pair]), m.mul(m.mul(before, each), line)))
         if self.s.depth is None:  # else the stream of a tile is cut
             alone = arith.cmpi(arith.CmpIPredicate.eq, m.value(tiles), m.value(1))
-            start = arith.select(alone, m.value(m.add(at.base, AHEAD)), start)
+            start = arith.select(alone, m.value(m.add(at.base, AHEAD // element)), start)
 
         def fetch(i: Number) -> None:
             group = m.floordiv(m.sub(i, begin), FETCH_STEPS)
-            at = m.add(start, m.mul(m.mul(group, each), self.e.lanes))
+            at = m.add(start, m.mul(m.mul(group, each), line))
 
             def some(n: int, most: int) -> None:
                 """Lines from the n-th on: those of a few tiles, and in branches those of fewer."""
                 for k in range(n, most):
-                    memref.prefetch(place.buffer, [m.value(m.add(at, k * self.e.lanes))], False, 2, True)
+                    memref.prefetch(place.buffer, [m.value(m.add(at, k * line))], False, 2, True)
                 if most < lines:
                     self._if(arith.CmpIPredicate.sgt, each, most, lambda: some(most, 2 * most))
 
@@ -148,27 +152,26 @@ class Products:
         """The walk over the first of the classes. Long sums of f32 are put together from those of blocks: the error of a sum grows with its length."""
         e, (lo, hi), each = self.e, self._range(classes[0]), self._block_length(classes)
 
-        def walk(begin: Number, end: Number, sums: Values) -> Values:
-            return loop(e, begin, end, 1, sums, step) if fetch is None else self._fetching(begin, end, sums, step, fetch)
-
         if each is None or not isinstance(acc[0].type.element_type, ir.F32Type):
-            return walk(lo, hi, acc)
+            return self._steps(lo, hi, acc, step, fetch)
 
         def block(i: Number, totals: Values) -> Values:
             zeros = [builders.constant(total.type, 0) for total in totals]
-            sums = walk(i, e.math.minimum(e.math.add(i, each), hi), zeros)
+            sums = self._steps(i, e.math.minimum(e.math.add(i, each), hi), zeros, step, fetch)
             return [arith.addf(total, part) for total, part in zip(totals, sums)]
 
         return loop(e, lo, hi, each, acc, block)
 
-    def _fetching(
-        self, begin: Number, end: Number, acc: Values, step: Callable[[Number, Values], Values], fetch: Callable[[Number], None]
+    def _steps(
+        self, begin: Number, end: Number, acc: Values, step: Callable[[Number, Values], Values], fetch: Callable[[Number], None] | None
     ) -> Values:
-        """Steps from `begin` to `end`, some in an iteration; before every few of them something is fetched.
+        """Steps from `begin` to `end`. If there is something to fetch, some steps are in an iteration, and it is before every few of them.
 
         Where rows may be missing, each has an address of its own, and LLVM would first load the elements of all of them, for all steps.
         """
         e, m = self.e, self.e.math
+        if fetch is None:
+            return loop(e, begin, end, 1, acc, step)
         together = 1 if self.count is not None else self.s.steps
 
         def some(i: Number, values: Values) -> Values:
@@ -178,7 +181,7 @@ class Products:
             return values
 
         size = self._size(e, self.r.reductions[0])
-        if isinstance(size, int) and size % together == 0:  # and so are all blocks of it
+        if isinstance(size, int) and size // (1 if self.s.pairs is None else 2) % together == 0:  # and so are all blocks of it
             return loop(e, begin, end, together, acc, some)
         even = m.add(begin, m.mul(m.floordiv(m.sub(end, begin), together), together))
         return loop(e, even, end, 1, loop(e, begin, even, together, acc, some), step)

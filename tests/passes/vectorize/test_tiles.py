@@ -90,7 +90,7 @@ def test_tiles_are_configured_once_and_not_spilled() -> None:
     full = next(loop for loop in _loops(code) if loop.count("tdpbf16ps") == 4)
     body = full[: full.rindex("tdpbf16ps")]
     assert body.count("tileloaddt1") == 2 and body.count("tileloadd\t") == 2 and "tilestored" not in body
-    assert full.count("prefetch") == 11, "three register tiles share the 32 lines of a step"
+    assert full.count("prefetch") == 12, "three register tiles share the 32 lines of a step, in six streams of two"
 
 
 @pytest.mark.parametrize("text", [LINEAR, deep(LINEAR), taps(LINEAR)], ids=["linear", "deep", "taps"])
