@@ -30,8 +30,8 @@ from .passes.even_odd import even_odd
 from .passes.expand_math import expand_math
 from .passes.registry import NOTHING, UserCode, UserFile, files_key, line_in, load, read_files
 from .passes.round_in_place import round_in_place
-from .passes.tabulate import tabulate
 from .passes.strategy import MODEL, Adjustment, adjusted, parse_pins, pinned, reasons, select_strategy, write_strategy
+from .passes.tabulate import tabulate
 from .passes.vectorize import KernelFunction, vectorize
 from .reproducer import write_reproducer
 from .runtime.cache import KernelCache, kernel_key, pack, unpack

@@ -19,7 +19,6 @@ from __future__ import annotations
 from ..dialects import builders
 from ..dialects.math_expansions.num import Num, constants_at_start_of, element_type
 from ..dialects.mlir import arith, ir, vector
-from .tabulate import EXACT
 
 PASS_NAME = "mlirc-even-odd"
 
@@ -29,7 +28,7 @@ _STORES = {"vector.store": 0, "vector.maskedstore": -1}
 _MASKS = {"vector.constant_mask", "vector.create_mask"}
 ANY_ORDER = "mlirc.any_order"
 """On memory of a function's own: it is written and read in the same whole vectors, which do not overlap."""
-_OF_LANES = {"vector.broadcast", "vector.reduction", "scf.if", "scf.for", "scf.yield", "func.return"}
+_OF_LANES = {"vector.broadcast", "vector.gather", "vector.reduction", "scf.if", "scf.for", "scf.yield", "func.return"}
 """Ops that do not mind the order, besides elementwise arithmetic."""
 
 
@@ -96,7 +95,7 @@ class _Ops:
         elif name == "vector.extract":
             self.possible &= [*ir.DenseI64ArrayAttr(op.attributes["static_position"])] == [0]
         else:
-            self.possible &= name in _OF_LANES or name.startswith(("arith.", "math.")) or EXACT in op.attributes
+            self.possible &= name in _OF_LANES or name.startswith(("arith.", "math."))
 
 
 def _is_of_halves(op: ir.Operation) -> bool:

@@ -10,7 +10,8 @@ import sys
 import llvmlite.binding as llvm
 
 from ..errors import CompileError
-from . import abi, elf, tables
+from . import abi, elf
+from .tables import bf16_table
 
 # Provided by the linker itself, not by any library.
 _LINKER_SYMBOLS = frozenset({"_GLOBAL_OFFSET_TABLE_"})
@@ -20,8 +21,8 @@ class Library:
     """Object files linked into this process as one unit with a name space of its own.
 
     `objects` maps a name (for messages) to the bytes of an ELF object. What the objects need from outside comes from
-    libtorch_cpu (`torch_*`, `aoti_torch_*`), libm, libc or libgcc, or is a table of `runtime.tables`. With `perf`, /tmp/perf-PID.map gets a line per function.
-    The code stays until `close()` or the last reference goes. Raises CompileError for an object that cannot be linked,
+    libtorch_cpu (`torch_*`, `aoti_torch_*`), libm, libc or libgcc, or is a table of `runtime.tables`. With `perf`,
+    /tmp/perf-PID.map gets a line per function. The code stays until `close()` or the last reference goes. Raises CompileError for an object that cannot be linked,
     naming the missing symbols.
     """
 
@@ -113,7 +114,7 @@ def _resolve(tables: dict[str, list[elf.Symbol]], exports: set[str]) -> dict[str
 def _external(symbol: str) -> int:
     """The address of a function of torch's C ABI or of the C runtime, or of a table; 0 if there is none."""
     if symbol.startswith(abi.BF16_TABLE):
-        return tables.address(symbol)
+        return bf16_table(symbol)
     libraries = [_libtorch()] if symbol.startswith(("torch_", "aoti_torch_")) else _runtime_libraries()
     for library in libraries:
         try:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _tables: dict[str, NDArray[np.float32]] = {}
 
 
-def address(symbol: str) -> int:
-    """Of the table with this symbol: f32[65536], the nearest bf16 to the function of each bf16, by its bits, widened. 0 if there is none."""
+def bf16_table(symbol: str) -> int:
+    """The address of the table with this symbol, 0 if there is none: f32[65536], by the bits of a bf16, the nearest bf16 to its function."""
     name = symbol.removeprefix(BF16_TABLE)
     if name == symbol or name not in _FUNCTIONS:
         return 0
@@ -39,7 +39,8 @@ def nearest_bf16(x: NDArray[np.float64]) -> NDArray[np.float32]:
     """Each number, of any shape, as the nearest bf16, ties to even, rounded once; a NaN has no payload."""
     last_bit = np.maximum(np.frexp(x)[1] - 8, -133)  # of 8, or fewer of a subnormal
     rounded = np.ldexp(np.rint(np.ldexp(x, -last_bit)), last_bit)
-    return np.where(np.isnan(x), np.float32(np.nan), rounded.astype(np.float32))
+    with np.errstate(over="ignore"):
+        return np.where(np.isnan(x), np.float32(np.nan), rounded.astype(np.float32))
 
 
 def _each(function: Callable[[float], float]) -> Callable[[Floats], Floats]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "chunk", "near", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "steps", "rows_copied", "rows_once", "overlapped", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "chunk", "near", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "streams", "steps", "rows_copied", "rows_once", "overlapped", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "stores_together", "grain")
 _FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "stores_together")
 _STACK = 1024 << 10
@@ -127,9 +127,15 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -
         new = replace(new, group=1)
     if "steps" not in fields:
         new = replace(new, steps=steps_together(new.fetch_ahead and not new.tiles, area, registers))
+    if "streams" not in fields:
+        new = replace(new, streams=tiles.streams(_fetched_lines(new)) if new.tiles and new.fetch_ahead else 1)
     if "overlapped" not in fields:
         new = replace(new, overlapped=new.overlapped and new.rows == 32 and not new.turned)
     return replace(new, short_rows=short_tiles(new.rows, new.columns), grain=grain)
+
+
+def _fetched_lines(s: ContractionStrategy) -> int:
+    return tiles.fetched_lines(s.columns * s.lanes, s.row_tiles)
 
 
 def _with_chunk(s: ContractionStrategy, fields: Mapping[str, Value]) -> ContractionStrategy:
@@ -162,7 +168,7 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
     if s.rows_once and not s.tiles:
         return "rows_once=true is impossible for this kernel; valid: false (only products on tiles do so)"
     if s.fetch_ahead and not (s.tiles or model.fetch_ahead):
-        return "fetch_ahead=true is impossible for this kernel; valid: false (only products on tiles do so, and of f32 with many packed panels)"
+        return "fetch_ahead=true is impossible for this kernel; valid: false (only products on tiles do so, and others with many packed panels)"
     if s.overlapped and (problem := _apart(kernel, s)):
         return f"overlapped=true is impossible for this kernel; valid: false ({problem})"
     if s.near is not None and (s.tiles or s.dot is not None or s.row is None or s.lane is None or s.depth is not None or s.lanes_first):
@@ -207,6 +213,7 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
         out["unroll"] = (1, 1, "sums are not split")
     out["row_tiles"] = (1, 64, "register tiles")
     out["steps"] = (1, 2, "blocks of the reduction are even") if s.fetch_ahead and not s.tiles else (1, 1, "nothing is fetched between them")
+    out["streams"] = (1, _fetched_lines(s), "lines of a step") if s.tiles and s.fetch_ahead else (1, 1, "nothing is fetched so")
     grouped = s.chunk is not None if s.tiles else s.depth is not None
     out["group"] = (1, tiles.MOST_PANELS, "lane blocks") if grouped else (1, 1, f"without {'chunk' if s.tiles else 'depth'}")
     return out

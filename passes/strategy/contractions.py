@@ -61,6 +61,8 @@ class ContractionStrategy:
     fetch_ahead: bool = False
     """Whether register tiles fetch the packed operand into the second-level cache, before they come to it: on AMX blocks of a panel, else
     what the next panel has at the same step."""
+    streams: int = 1
+    """In which a step's lines are fetched ahead on AMX, side by side."""
     steps: int = 1
     """Of the reduction in an iteration, where something is fetched ahead and no rows may be missing."""
     rows_copied: bool = False
@@ -122,7 +124,9 @@ def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionSt
     first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)
     first = first and bool(r.outer)
     around = tiles.row_blocks(kernel, r, rows, first, None if contiguous_rows(kernel, r) else depth, target.caches, s.why)
-    return replace(s, tiles=True, rows=rows, columns=columns, depth=depth, lanes_first=first, **asdict(around))
+    streams = tiles.streams(tiles.fetched_lines(width, around.row_tiles)) if around.fetch_ahead else 1
+    s.why["streams"] = "of lines side by side, ahead of each of which the CPU's own prefetcher runs" if streams > 1 else "nothing is fetched, or a line at a time"
+    return replace(s, tiles=True, rows=rows, columns=columns, depth=depth, lanes_first=first, streams=streams, **asdict(around))
 
 
 def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy:

@@ -301,11 +301,7 @@ class Contraction(Products):
         each = len(rows) * len(lanes)
         e.known = {op.results[0]: self._lookup(op, rows, lanes, acc[n * each :]) for n, op in enumerate(self.ops)}  # type: ignore[union-attr]
 
-        def store(row: Index, _: Values) -> Values:
-            self._store_row(row, lanes, masks)
-            return []
-
-        each_row(e, self.count, rows, [], store)
+        each_row(e, self.count, rows, lambda row: self._store_row(row, lanes, masks))
         e.known = {}
 
     def _lookup(self, op: ir.Operation, rows: list[Index], lanes: list[Index], acc: Values) -> Lookup:

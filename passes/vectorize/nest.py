@@ -31,38 +31,34 @@ def loop(
     return list(op.results)
 
 
-def each_row(
-    e: Evaluator, count: Number | None, rows: Sequence[Index], sums: Sequence[ir.Value], build: Callable[[Index, Values], Values]
-) -> Values:
-    """Row after row of a tile, each with its part of the sums, which it may replace; `count` rows, at least one, or all.
+def each_row(e: Evaluator, count: Number | None, rows: Sequence[Index], build: Callable[[Index], None]) -> None:
+    """Row after row of a tile; `count` rows, at least one, or all.
 
-        sums[row 0] = build(row 0, sums[row 0])
-        sums[1:] = if 1 < count: sums[row 1] = build(row 1, sums[row 1]);  if 2 < count: ...
-                   else: sums[1:]
+        build(row 0);  if 1 < count: build(row 1);  if 2 < count: ...
 
-    What rows have in common belongs to the first. Rows that there are not cost one branch, and nothing of them is read.
+    What rows have in common belongs to the first. Rows that there are not cost one branch.
     """
-    each = len(sums) // len(rows)
-    if count is None:
-        return [v for i, row in enumerate(rows) for v in build(row, list(sums[i * each : (i + 1) * each]))]
 
-    def rest(i: int) -> Values:
-        done = build(rows[i], list(sums[i * each : (i + 1) * each]))
-        if i + 1 == len(rows):
-            return done
-        left = list(sums[(i + 1) * each :])
-        more = arith.cmpi(arith.CmpIPredicate.sgt, e.math.value(count), e.math.value(i + 1))  # type: ignore[arg-type]
-        branch = scf.IfOp(more, [v.type for v in left], has_else=bool(left))
-        with ir.InsertionPoint(branch.then_block):
-            e.math.enter()
-            scf.YieldOp(rest(i + 1))
-            e.math.leave()
-        if left:
-            with ir.InsertionPoint(branch.else_block):
-                scf.YieldOp(left)
-        return [*done, *branch.results]
+    def from_row(i: int) -> None:
+        build(rows[i])
+        if i + 1 < len(rows):
+            less(e, i + 1, len(rows) if count is None else count, lambda: from_row(i + 1))
 
-    return rest(0)
+    from_row(0)
+
+
+def less(e: Evaluator, a: Number, b: Number, build: Callable[[], None]) -> None:
+    """What is built if a < b, without an `if` where that is known."""
+    if isinstance(a, int) and isinstance(b, int):
+        if a < b:
+            build()
+        return
+    branch = scf.IfOp(arith.cmpi(arith.CmpIPredicate.slt, e.math.value(a), e.math.value(b)))
+    with ir.InsertionPoint(branch.then_block):
+        e.math.enter()
+        build()
+        scf.YieldOp([])
+        e.math.leave()
 
 
 def lane_loop(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...dialects import builders
-from ...dialects.mlir import arith, ir, math, memref, scf, vector, x86
+from ...dialects.mlir import arith, ir, math, memref, vector, x86
 from .. import structure as st
 from ..strategy import ContractionStrategy
 from ..strategy.common import PACKED_COLUMNS
@@ -21,7 +21,7 @@ from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number
 from .memory import Memory
-from .nest import Values, loop
+from .nest import Values, less, loop
 from .roles import roles
 
 FETCH_STEPS = 4
@@ -49,6 +49,8 @@ class Products:
         """How many rows of a tile there are, where that is known at run time only: at least one."""
         self.reading: tuple[Number, Number] = (0, 1)
         """Of the register tiles that read a panel one after the other: the first row, and how many they are."""
+        self.each_step = 1 if strategy.pairs is None else 2
+        """Elements of the reduction in a step."""
         self.env: dict[int, Index] = {}
         """Where the code is, by class."""
 
@@ -81,7 +83,8 @@ class Products:
             fetch = self._fetching_panel(rows[0], lanes[0]) if self.s.fetch_ahead and len(classes) == 1 else None
             if classes[0] != self.s.pairs:
                 return self._in_blocks(classes, acc, step, fetch)
-            acc = self._steps(m.floordiv(begin, 2), m.floordiv(size, 2), acc, lambda i, values: step(m.mul(i, 2), values), fetch)
+            begin, end = m.floordiv(begin, self.each_step), m.floordiv(size, self.each_step)
+            acc = self._steps(begin, end, acc, lambda i, values: step(m.mul(i, self.each_step), values), fetch)
             if isinstance(size, int) and size % 2:  # blocks are even
                 self.env[classes[0]] = Index(size - 1)
                 acc = self._multiply_pairs(rows, lanes, acc, half=True)
@@ -107,13 +110,13 @@ class Products:
         m, (first, tiles), (begin, end) = self.e.math, self.reading, self._range(self.r.reductions[0])
         self.env[self.r.reductions[0]] = Index(begin)
         place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), lane)
-        element, pair = place.element.width // 8, 1 if self.s.pairs is None else 2
-        line, begin, end = LINE_BYTES // element, m.floordiv(begin, pair), m.floordiv(end, pair)
+        element, begin, end = place.element.width // 8, m.floordiv(begin, self.each_step), m.floordiv(end, self.each_step)
+        line = LINE_BYTES // element
         lines = FETCH_STEPS * PACKED_COLUMNS
         each = m.floordiv(m.add(m.sub(tiles, 1), lines), tiles)
         before = m.mul(m.floordiv(m.sub(row.base, first), self.s.rows), m.floordiv(m.sub(end, begin), FETCH_STEPS))
         left = m.sub(m.floordiv(m.add(m.mul(m.sub(end, begin), PACKED_COLUMNS), m.sub(each, 1)), each), before)
-        start = m.value(m.add(m.add(at.base, place.strides[-2 - pair]), m.mul(m.mul(before, each), line)))
+        start = m.value(m.add(m.add(at.base, place.strides[0]), m.mul(m.mul(before, each), line)))
         if self.s.depth is None:  # else the stream of a tile is cut
             alone = arith.cmpi(arith.CmpIPredicate.eq, m.value(tiles), m.value(1))
             start = arith.select(alone, m.value(m.add(at.base, AHEAD // element)), start)
@@ -127,24 +130,11 @@ class Products:
                 for k in range(n, most):
                     memref.prefetch(place.buffer, [m.value(m.add(at, k * line))], False, 2, True)
                 if most < lines:
-                    self._if(arith.CmpIPredicate.sgt, each, most, lambda: some(most, 2 * most))
+                    less(self.e, most, each, lambda: some(most, 2 * most))
 
-            self._if(arith.CmpIPredicate.slt, group, left, lambda: some(0, 1))
+            less(self.e, group, left, lambda: some(0, 1))
 
         return fetch
-
-    def _if(self, predicate: arith.CmpIPredicate, a: Number, b: Number, build: Callable[[], None]) -> None:
-        m = self.e.math
-        if isinstance(a, int) and isinstance(b, int):
-            if {arith.CmpIPredicate.sgt: a > b, arith.CmpIPredicate.slt: a < b, arith.CmpIPredicate.eq: a == b}[predicate]:
-                build()
-            return
-        branch = scf.IfOp(arith.cmpi(predicate, m.value(a), m.value(b)))
-        with ir.InsertionPoint(branch.then_block):
-            m.enter()
-            build()
-            scf.YieldOp([])
-            m.leave()
 
     def _in_blocks(
         self, classes: Sequence[int], acc: Values, step: Callable[[Number, Values], Values], fetch: Callable[[Number], None] | None
@@ -175,13 +165,13 @@ class Products:
         together = 1 if self.count is not None else self.s.steps
 
         def some(i: Number, values: Values) -> Values:
-            self._if(arith.CmpIPredicate.eq, arith.remui(m.value(i), m.value(FETCH_STEPS)), 0, lambda: fetch(i))
+            less(e, arith.remui(m.value(i), m.value(FETCH_STEPS)), 1, lambda: fetch(i))
             for u in range(together):
                 values = step(m.add(i, u), values)
             return values
 
         size = self._size(e, self.r.reductions[0])
-        if isinstance(size, int) and size // (1 if self.s.pairs is None else 2) % together == 0:  # and so are all blocks of it
+        if isinstance(size, int) and size // self.each_step % together == 0:  # and so are all blocks of it
             return loop(e, begin, end, together, acc, some)
         even = m.add(begin, m.mul(m.floordiv(m.sub(end, begin), together), together))
         return loop(e, even, end, 1, loop(e, begin, even, together, acc, some), step)

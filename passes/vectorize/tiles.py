@@ -34,6 +34,7 @@ from ...dialects import builders
 from ...dialects.mlir import arith, builtin, func, ir, llvm, memref, scf, vector, x86
 from .. import structure as st
 from ..strategy import ContractionStrategy
+from ..strategy.tiles import fetched_lines
 from . import entry
 from .contraction import Contraction
 from .kernel import KernelFunction
@@ -48,11 +49,6 @@ DEPTH = 32
 PAIRS = DEPTH // 2
 LINE = 32
 """bf16 in a line of the cache."""
-STREAMS = 8
-"""Of lines that are fetched side by side. The CPU's own prefetcher runs ahead of each of them by as many lines, and so longer ahead of
-slower ones; what is asked for before it is there occupies one of few fill buffers, for which the tiles wait. With one stream of 8 lines
-a step, weights from memory cost as much as without products: 128 x 768 x 3072 takes 545 us in bf16, 325 with weights in cache; two
-streams make it 415, four 390, and eight 380."""
 RING = 4 * SIDE
 """Rows of sums that are kept: those that are made, and those whose epilogue is under way."""
 
@@ -450,15 +446,13 @@ class Tiles(Contraction):
 
         It is the block after the next one, which lies behind that and this one: the next one, and into the first level, came too late.
         """
-        m, lines = self.e.math, -(-PAIRS * 2 * self.width // LINE // self.s.row_tiles)
-        streams = min(range(min(lines, STREAMS), min(lines, STREAMS // 2) - 1, -1), key=lambda n: -(-lines // n) * n)
-        each = -(-lines // streams)
+        m, each = self.e.math, -(-fetched_lines(self.width, self.s.row_tiles) // self.s.streams)
         panel, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(block.first))
         behind = self._ahead(span, pair, panel)
         steps = m.floordiv(m.sub(span.end, span.begin), PAIRS)
         step = m.add(m.mul(m.floordiv(place, 2 * SIDE), steps), m.floordiv(m.sub(pair, span.begin), PAIRS))
         start = m.add(m.add(at.base, behind), m.mul(step, each * LINE))
-        for stream in range(streams):
+        for stream in range(self.s.streams):
             first = m.add(start, m.mul(steps, stream * self.s.row_tiles * each * LINE))
             for line in range(each):
                 memref.prefetch(panel.buffer, [m.value(m.add(first, line * LINE))], False, 2, True)

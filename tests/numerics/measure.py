@@ -46,18 +46,18 @@ def arguments(function: Function, form: Format, step: int) -> tuple[torch.Tensor
     return (points.every(form),)
 
 
-def compiled(function: Function, *inputs: torch.Tensor) -> torch.Tensor:
-    """What the compiled function gives."""
+def compiled(function: Function, *inputs: torch.Tensor, target: str = "host") -> torch.Tensor:
+    """What the function compiled for a target gives."""
     torch._dynamo.reset()
-    return torch.compile(function.call, backend="mlirc", dynamic=False, options=OPTIONS)(*inputs)
+    return torch.compile(function.call, backend="mlirc", dynamic=False, options={**OPTIONS, "target": target})(*inputs)
 
 
-def measure(function: Function, form: Format, inputs: tuple[torch.Tensor, ...], eager: bool = True) -> Row:
+def measure(function: Function, form: Format, inputs: tuple[torch.Tensor, ...], eager: bool = True, target: str = "host") -> Row:
     """The row of a function of `inputs`, all in `form`. Without `eager`, that column is NaN."""
     values = [form.to_long(x) for x in inputs]
     with np.errstate(all="ignore"):
         exact = function.reference(*values)
-    got = form.to_long(compiled(function, *inputs))
+    got = form.to_long(compiled(function, *inputs, target=target))
     error = ulps(form, got, exact)
     worst = int(np.argmax(error))
     # The sign of a zero counts where the exact result is zero, and `ulps` sees it there.

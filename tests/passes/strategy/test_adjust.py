@@ -164,6 +164,12 @@ def test_impossible_values_name_the_possible_ones(text, pin, said):
         change(text, pin)
 
 
+def test_streams_follow_from_the_lines_of_a_step():
+    """Three register tiles share 32, two share 16 of them each; six streams of two are a line too many, eight of two would be five."""
+    chosen = [change(LINEAR, pin, "sapphirerapids").streams for pin in ("grain=1", "row_tiles=2", "row_tiles=9", "streams=3", "fetch_ahead=false")]
+    assert chosen == [6, 8, 4, 3, 1]
+
+
 def test_tiles_have_the_shapes_of_tile_registers():
     assert change(LINEAR, "rows=16", "sapphirerapids").rows == 16
     assert change(LINEAR.replace("70x", "5x"), "rows=5", "sapphirerapids").rows == 5
@@ -182,6 +188,8 @@ def test_tiles_have_the_shapes_of_tile_registers():
         (taps(LINEAR), "rows_copied=true", "rows_copied=true is impossible .* valid: false"),
         (product(64, 64, 64), "rows_copied=true", "valid: false .only products on tiles"),
         (product(64, 64, 64), "fetch_ahead=true", "valid: false .only products on tiles"),
+        (LINEAR, "streams=12", "streams=12 is impossible .* valid: 1 to 11 .lines of a step"),
+        (LINEAR, "streams=2, fetch_ahead=false", "streams=2 is impossible .* valid: 1 .nothing is fetched"),
     ],
 )
 def test_what_tiles_cannot_do(text, pin, said):
