@@ -139,9 +139,9 @@ def streams(lines: int) -> int:
 
 MOST_STREAMS = 8
 """Of lines that are fetched side by side. The CPU's own prefetcher runs ahead of each of them by as many lines, and so longer ahead of
-slower ones; what is asked for before it is there occupies one of few fill buffers, for which the tiles wait. With one stream of 8 lines
-a step, weights from memory cost as much as without products: 128 x 768 x 3072 takes 545 us in bf16, 325 with weights in cache; two
-streams make it 415, four 390, and eight 380."""
+slower ones; what is asked for before it is there occupies one of few fill buffers, for which the tiles wait. 128 x 768 x 3072 in bf16, alone
+with 170 MB of weights in turns: 545 us with one stream, two 415, four 390, eight 380, and 325 with weights in cache. As a chain of layers,
+with 64 to 512 rows, eight take 0 to 20% less than one, 6% on average."""
 
 
 def copy_bytes(rows: int, row_bytes: int) -> int:
