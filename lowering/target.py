@@ -22,7 +22,8 @@ _SKYLAKE = [*_V4, *"adx aes pclmul rdrnd rdseed clflushopt clwb".split()]
 _CASCADELAKE = [*_SKYLAKE, "avx512vnni"]
 _ICELAKE = [*_CASCADELAKE, *"avx512bitalg avx512ifma avx512vbmi avx512vbmi2 avx512vpopcntdq gfni vaes vpclmulqdq sha".split()]
 _SAPPHIRE = [*_ICELAKE, *"avx512bf16 avx512fp16 avxvnni amx-tile amx-bf16 amx-int8".split()]
-_ZEN = [*_V3, *"adx aes pclmul rdrnd rdseed clflushopt sha".split()]
+_SHA = [*_V3, *"adx aes pclmul rdrnd rdseed clflushopt sha".split()]
+_ZEN = [*_SHA, "sse4a"]
 _ZEN4 = [*_ZEN, *(f for f in _ICELAKE if f not in _ZEN), "avx512bf16"]
 
 NAMED: dict[str, list[str]] = {
@@ -32,7 +33,7 @@ NAMED: dict[str, list[str]] = {
     "haswell": _V3,
     "broadwell": [*_V3, "adx"],
     "skylake": [*_V3, *"adx aes pclmul rdrnd rdseed clflushopt".split()],
-    "alderlake": [*_ZEN, *"avxvnni gfni vaes vpclmulqdq".split()],
+    "alderlake": [*_SHA, *"avxvnni gfni vaes vpclmulqdq".split()],
     "skylake-avx512": _SKYLAKE,
     "cascadelake": _CASCADELAKE,
     "cooperlake": [*_CASCADELAKE, "avx512bf16"],
@@ -141,6 +142,13 @@ class Target:
         """Whether 16 elements from cache take as long as ten ops: 8 cycles on CPUs with AMX. Those of Intel before are slowed down
         by their microcode (CVE-2022-40982); others were not measured."""
         return self.has_avx512 and self.has_amx_bf16
+
+    @property
+    def fetches_into_first(self) -> bool:
+        """Whether `prefetcht0` fetches ahead better than `prefetcht1`: on AMD's CPUs, which alone have `sse4a`. For 16 x 768 x 768 in
+        f32, with weights from memory, a Zen 5 takes 110 us without fetching, 111 and 77 with either; its second level holds what falls out of
+        the first. Older ones were not measured."""
+        return self.has("sse4a")
 
     @property
     def vector_bits(self) -> int:

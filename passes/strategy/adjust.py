@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "chunk", "near", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "streams", "steps", "rows_copied", "rows_once", "overlapped", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "chunk", "near", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "streams", "steps", "rows_copied", "rows_once", "overlapped", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "stores_together", "grain")
 _FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "stores_together")
 _STACK = 1024 << 10
@@ -127,6 +127,8 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -
         new = replace(new, group=1)
     if "steps" not in fields:
         new = replace(new, steps=steps_together(new.fetch_ahead and not new.tiles, area, registers))
+    if "fetch_level" not in fields and not new.fetch_ahead:
+        new = replace(new, fetch_level=2)
     if "streams" not in fields:
         new = replace(new, streams=tiles.streams(_fetched_lines(new)) if new.tiles and new.fetch_ahead else 1)
     if "overlapped" not in fields:
@@ -213,6 +215,7 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
         out["unroll"] = (1, 1, "sums are not split")
     out["row_tiles"] = (1, 64, "register tiles")
     out["steps"] = (1, 2, "blocks of the reduction are even") if s.fetch_ahead and not s.tiles else (1, 1, "nothing is fetched between them")
+    out["fetch_level"] = (1, 2, "levels of caches") if s.fetch_ahead and not s.tiles else (2, 2, "nothing is fetched so")
     out["streams"] = (1, _fetched_lines(s), "lines of a step") if s.tiles and s.fetch_ahead else (1, 1, "nothing is fetched so")
     grouped = s.chunk is not None if s.tiles else s.depth is not None
     out["group"] = (1, tiles.MOST_PANELS, "lane blocks") if grouped else (1, 1, f"without {'chunk' if s.tiles else 'depth'}")

@@ -59,8 +59,10 @@ class ContractionStrategy:
     """Whether blocks of sums are transposed in registers, so that the epilogue has its lanes along the rows: for results that are
     contiguous there, and not along the columns."""
     fetch_ahead: bool = False
-    """Whether register tiles fetch the packed operand into the second-level cache, before they come to it: on AMX blocks of a panel, else
-    what the next panel has at the same step."""
+    """Whether register tiles fetch the packed operand into a cache, before they come to it: on AMX blocks of a panel, else what the next
+    panel has at the same step, or a single tile what lies ahead in the stream of all panels."""
+    fetch_level: int = 2
+    """The cache that it is fetched into."""
     streams: int = 1
     """In which a step's lines are fetched ahead on AMX, side by side."""
     steps: int = 1
@@ -139,7 +141,9 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     step = traffic.panel_step(kernel, r, width) if s.lanes == 16 and shared is None and not turned else None
     high = step is not None and known(kernel.domain.sizes[r.reductions[0]]) * step > target.caches.first // 2
     fetch = shared is None and s.lanes == 16 and traffic.streams(kernel, r, target.caches, (sum_registers(target) - PACKED_COLUMNS) // columns)
+    level = 1 if fetch and target.fetches_into_first else 2
     if fetch:
+        s.why["fetch_level"] = "AMD's CPUs" if level == 1 else "the first one has the rows"
         s.why["fetch_ahead"] = "panels may come from beyond the second-level cache: each is fetched while the one before is read"
 
     def rows_of_tile(copied: bool) -> int:
@@ -164,7 +168,7 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     steps = steps_together(fetch, rows * columns, target.vector_registers)
     if fetch:
         s.why["steps"] = f"{rows * columns} sums leave {'' if steps > 1 else 'too few '}registers for the operands of two"
-    return replace(s, rows=rows, columns=columns, shared=shared, lanes_first=first, fetch_ahead=fetch, steps=steps, **around)
+    return replace(s, rows=rows, columns=columns, shared=shared, lanes_first=first, fetch_ahead=fetch, fetch_level=level, steps=steps, **around)
 
 
 def steps_together(fetch: bool, sums: int, registers: int) -> int:

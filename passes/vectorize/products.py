@@ -28,9 +28,10 @@ FETCH_STEPS = 4
 """Steps of a reduction that share an instruction which fetches a line, or some."""
 
 
-AHEAD = 96 << 10
-"""Bytes of the packed operand from what a single register tile reads of it to what it fetches, in one stream over all panels.
-1 x 768 x 3072 in f32 takes 545 us from beyond the second level then, 561 with 4 KB, and 598 with nothing."""
+AHEAD = {1: 8 << 10, 2: 96 << 10}
+"""Bytes of the packed operand from what a single register tile reads of it to what it fetches, in one stream over all panels, by the cache
+that it is fetched into. 1 x 768 x 3072 in f32 takes 545 us from beyond the second level of a Granite Rapids then, 561 with 4 KB, and 598
+with nothing; 4 x 768 x 3072 on a Zen 5, into the first level, 208 with 4 KB, 201 with 8, 215 with 16 and 245 with nothing."""
 
 LINE_BYTES = 64
 
@@ -101,7 +102,7 @@ class Products:
         return out
 
     def _fetching_panel(self, row: Index, lane: Index) -> Callable[[Number], None]:
-        """What fetches a part of the next panel into the second-level cache, at a step of the reduction: each of the register tiles that
+        """What fetches a part of the next panel, at a step of the reduction: each of the register tiles that
         read this one has its share of the lines, and some of those for a few steps.
 
         All lines by the first tile, two a step, come no sooner, and what the products need waits behind them: 128 x 768 x 3072 takes 3.6 ms
@@ -111,15 +112,16 @@ class Products:
         self.env[self.r.reductions[0]] = Index(begin)
         place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), lane)
         element, begin, end = place.element.width // 8, m.floordiv(begin, self.each_step), m.floordiv(end, self.each_step)
-        line = LINE_BYTES // element
-        lines = FETCH_STEPS * PACKED_COLUMNS
+        line, steps = LINE_BYTES // element, m.sub(end, begin)
+        lines = FETCH_STEPS * PACKED_COLUMNS * 16 * self.each_step // line
         each = m.floordiv(m.add(m.sub(tiles, 1), lines), tiles)
-        before = m.mul(m.floordiv(m.sub(row.base, first), self.s.rows), m.floordiv(m.sub(end, begin), FETCH_STEPS))
-        left = m.sub(m.floordiv(m.add(m.mul(m.sub(end, begin), PACKED_COLUMNS), m.sub(each, 1)), each), before)
+        before = m.mul(m.floordiv(m.sub(row.base, first), self.s.rows), m.floordiv(steps, FETCH_STEPS))
+        whole = m.floordiv(m.add(m.mul(steps, lines), FETCH_STEPS - 1), FETCH_STEPS)
+        left = m.sub(m.floordiv(m.add(whole, m.sub(each, 1)), each), before)
         start = m.value(m.add(m.add(at.base, place.strides[0]), m.mul(m.mul(before, each), line)))
         if self.s.depth is None:  # else the stream of a tile is cut
             alone = arith.cmpi(arith.CmpIPredicate.eq, m.value(tiles), m.value(1))
-            start = arith.select(alone, m.value(m.add(at.base, AHEAD // element)), start)
+            start = arith.select(alone, m.value(m.add(at.base, AHEAD[self.s.fetch_level] // element)), start)
 
         def fetch(i: Number) -> None:
             group = m.floordiv(m.sub(i, begin), FETCH_STEPS)
@@ -128,7 +130,7 @@ class Products:
             def some(n: int, most: int) -> None:
                 """Lines from the n-th on: those of a few tiles, and in branches those of fewer."""
                 for k in range(n, most):
-                    memref.prefetch(place.buffer, [m.value(m.add(at, k * line))], False, 2, True)
+                    memref.prefetch(place.buffer, [m.value(m.add(at, k * line))], False, 4 - self.s.fetch_level, True)
                 if most < lines:
                     less(self.e, most, each, lambda: some(most, 2 * most))
 

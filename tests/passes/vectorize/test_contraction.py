@@ -261,11 +261,12 @@ def test_long_reductions_are_cut_for_any_number_of_rows(k: int, copied: bool) ->
 
 
 @pytest.mark.parametrize("rows, lines", [(128, 1), (52, 2), (26, 4), (13, 8)])
-def test_register_tiles_fetch_the_next_panel_together(rows: int, lines: int) -> None:
-    """A line for four steps by each of eight tiles, or more lines by fewer."""
-    asm = stages(streamed(rows, 768), "sapphirerapids")["asm"]
+@pytest.mark.parametrize("cpu, fetch", [("sapphirerapids", "prefetcht1"), ("znver5", "prefetcht0")])
+def test_register_tiles_fetch_the_next_panel_together(rows: int, lines: int, cpu: str, fetch: str) -> None:
+    """A line for four steps by each of eight tiles, or more lines by fewer; into the first level on AMD's CPUs."""
+    asm = stages(streamed(rows, 768), cpu)["asm"]
     parts = asm.split("\n.L")
     full = max(parts, key=lambda part: part.count("vfmadd"))
     assert full.count("vfmadd") == 2 * 26 and "rsp" not in full
-    assert max(part.count("prefetcht1") for part in parts) == lines and "testb\t$3" in asm
+    assert max(part.count(fetch) for part in parts) == lines and "testb\t$3" in asm
     assert not re.search(SPILL, asm)

@@ -9,9 +9,9 @@ from mlirc.tests.frontend.compare import compare
 from mlirc.tests.passes.vectorize.test_tiles import LINEAR
 
 
-def _asm(target: str) -> str:
+def _asm(target: str, text: str = LINEAR) -> str:
     seen = {}
-    driver.compile_kernel(LINEAR, Target.parse(target), "k", lambda name, what: seen.update({name: str(what)}))
+    driver.compile_kernel(text, Target.parse(target), "k", lambda name, what: seen.update({name: str(what)}))
     return seen["asm"]
 
 
@@ -23,6 +23,21 @@ def test_pairs_use_the_dot_product_without_spills():
     for body in loops:
         inner = body[body.index("vdpbf16ps") : body.rindex("vdpbf16ps")]
         assert "(%rsp)" not in inner, "spills between the products"
+
+
+@pytest.mark.parametrize("rows, lines", [(104, 1), (26, 4), (13, 8), (1, 8)])
+@pytest.mark.parametrize("cpu, fetch", [("cooperlake", "prefetcht1"), ("znver5", "prefetcht0"), ("icelake-server", "prefetcht1")])
+def test_panels_are_fetched_while_those_before_are_read(rows: int, lines: int, cpu: str, fetch: str) -> None:
+    """Four steps of pairs have eight lines, and without pairs four."""
+    text = LINEAR.replace("70x96", f"{rows}x1536").replace("3x48x32x2", "24x768x32x2").replace("70x80", f"{rows}x768").replace('"80"', '"768"')
+    if cpu == "icelake-server":
+        text = text.replace("24x768x32x2", "24x1536x32").replace("k floordiv 2, n mod 32, k mod 2", "k, n mod 32").replace(", mlirc.pairs = 2 : i32", "")
+        lines = -(-lines // 2)
+    asm = _asm(cpu, text)
+    parts = asm.split("\n.L")
+    assert max(part.count(fetch) for part in parts) == lines and ("vdpbf16ps" in asm) == (cpu != "icelake-server")
+    full = max(parts, key=lambda part: part.count("vdpbf16ps") + part.count("vfmadd"))
+    assert "(%rsp)" not in full, "spills between the products"
 
 
 @pytest.mark.parametrize("rows, k, columns", [(70, 96, 80), (5, 34, 33), (14, 64, 7)])
