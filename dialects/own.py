@@ -23,7 +23,7 @@ running totals along `dim`, computed in %x's element type and rounded to that of
     %y = "mlirc.silu"(%x) : (f32) -> f32
 
 and the other names in `FUNCTIONS`: functions of a scalar (in the kernel also of vectors) that would lose accuracy if they
-were put together from ops of the math dialect; `softmax_exp` is e^x, f32, for x <= 0 in a softmax of 16 bits. And `mlirc.atan2`, as MLIR folds math.atan2 of two zeros to NaN. `passes.expand_math` makes arithmetic of them.
+were put together from ops of the math dialect; `softmax_exp` and `coarse_softmax_exp` are e^x, f32, for x <= 0 in a softmax of f32 and of 16 bits: 0 where it is next to nothing. And `mlirc.atan2`, as MLIR folds math.atan2 of two zeros to NaN. `passes.expand_math` makes arithmetic of them.
 """
 
 # Not `from __future__ import annotations`: the fields below are read as types.
@@ -71,7 +71,7 @@ class ScanOp(Mlirc.Operation, name="scan"):  # type: ignore[call-arg, name-defin
     result: ext.Result[Any]
 
 
-FUNCTIONS = ("sigmoid", "silu", "mish", "gelu", "gelu_tanh", "softmax_exp")
+FUNCTIONS = ("sigmoid", "silu", "mish", "gelu", "gelu_tanh", "softmax_exp", "coarse_softmax_exp")
 
 
 def _function(name: str) -> type:

@@ -78,12 +78,13 @@ EXPANSIONS: dict[str, Expansion] = {
     "math.tan": trigonometric.tan,
     "math.tanh": hyperbolic.tanh,
     "mlirc.atan2": _f32_or_libm(inverse_trigonometric.atan2, "atan2"),
+    "mlirc.coarse_softmax_exp": coarse.exp,
     "mlirc.gelu": activations.gelu,
     "mlirc.gelu_tanh": activations.gelu_tanh,
     "mlirc.mish": activations.mish,
     "mlirc.sigmoid": activations.sigmoid,
     "mlirc.silu": activations.silu,
-    "mlirc.softmax_exp": coarse.exp,
+    "mlirc.softmax_exp": exponential.exp_to_one,
 }
 """What each op becomes: a function of its operands that builds at the insertion point."""
 

@@ -24,7 +24,7 @@ _EXP2_HALF = (0.693147004, 0.240222424, 0.0555073358, 0.00967151299, 0.001326472
 
 
 def exp(x: Num) -> Num:
-    """e^x for x <= 0; 1 at 0, and 0 below e^-87, whatever it is there (2^-126 is nothing beside the 1 of a softmax's sum)."""
+    """e^x for x <= 0; 1 at 0, and 0 below e^-87, whatever it is there, as `exponential.exp_to_one`."""
     factor = 1 / pymath.log(2)
     k, scale = split(x, factor)
     r = fma(x, factor, -k)

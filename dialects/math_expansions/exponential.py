@@ -93,6 +93,15 @@ def exp(x: Num) -> Num:
     return _zero_below(low, x, y * scale * scale)
 
 
+def exp_to_one(x: Num) -> Num:
+    """e^x of f32 for x <= 0, as far as a softmax needs it: at most 1 ulp away, 1 at 0, and 0 below e^-87, whatever it is there
+    (2^-126 is nothing beside the 1 of the sum). Two thirds of the instructions of `exp`."""
+    k, scale = split(x, 1 / pymath.log(2))
+    hi, lo = LN2["f32"]
+    r = fma(k, -lo, fma(k, -hi, x))
+    return _zero_below(-87.0, x, polynomial(r, (1.0, 1.0, *EXPM1["f32"])) * scale)
+
+
 def _zero_below(low: float, x: Num, y: Num) -> Num:
     """0 where x < low and y may be anything: there is no underflow, which takes CPUs long, where -inf masks most of a row."""
     return select(x < low, x.like(0.0), y)

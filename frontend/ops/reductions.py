@@ -214,8 +214,10 @@ def finite_max(b: GraphBuilder, x: T, dims: Sequence[int], d: torch.dtype) -> T:
 
 
 def softmax_exp(out: torch.dtype) -> Callable[[ir.Value], ir.Value]:
-    """exp of what is not above zero, computed in f32 for results of 16 bits, as good as these need it."""
-    return functools.partial(function, "softmax_exp") if out in (torch.bfloat16, torch.float16) else math.exp
+    """exp of what is not above zero, as good as results of this type need it; in f32 for those of 16 bits."""
+    if out == torch.float64:
+        return math.exp
+    return functools.partial(function, "softmax_exp" if out == torch.float32 else "coarse_softmax_exp")
 
 
 @lowers(aten.logsumexp.default)
@@ -240,7 +242,8 @@ def softmax(b: GraphBuilder, node: Any, x: T, dim: int, *_: Any, dtype: Any = No
     top = finite_max(b, x, [dim], d) if safe else b.reduce(x, [dim], "maxnum", True, d)
     if node.target is aten._log_softmax.default:
         shifted = b.pointwise(x.shape, [x, top], d, d, d, arith.subf)
-        total = b.reduce(shifted, [dim], "add", True, d, math.exp)
+        # Good as f32 needs it, whatever the result: its logarithm is small where the sum is hardly more than one.
+        total = b.reduce(shifted, [dim], "add", True, d, softmax_exp(d))
         return b.pointwise(x.shape, [shifted, total], d, d, out, lambda u, t: arith.subf(u, math.log(t)))
     exp = softmax_exp(out)
     power = b.pointwise(x.shape, [x, top], d, d, d, lambda u, m: exp(arith.subf(u, m)))
