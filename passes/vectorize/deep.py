@@ -79,11 +79,10 @@ class Deep(Groups):
 
         loop(e, first, end, 1, [], row)
 
-    def _from_copy(self, point: Point) -> ir.Value:
-        """What `Evaluator.known` asks for the rows."""
-        m, n = self.e.math, 1 if self.r.swapped else 0
-        classes = [self.k.domain.loops[self.op][d] for d in st.map_dims(st.maps(self.op)[n])]
-        row, k = point[classes.index(self.s.row)].base, point[classes.index(self.r.reductions[0])].base
+    def _from_copy(self, _: Point) -> ir.Value:
+        """What `Evaluator.known` asks for the rows: the element of this row and step. (Its place may be that of a tap, or of a stride.)"""
+        m = self.e.math
+        row, k = self.env[self.s.row].base, self.env[self.r.reductions[0]].base  # type: ignore[index]
         return memref.load(self.copy, [m.value(m.add(m.mul(m.sub(row, self.first_row), self.pitch), m.sub(k, self.begin)))])
 
     def _range(self, c: int) -> tuple[Number, Number]:
