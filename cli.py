@@ -105,8 +105,10 @@ def dump(
     one kernel (.mlir), as a failing compilation leaves it. Without a selection, stages and kernels are listed.
     Nothing that is compiled runs, so any target can be looked at.
     """
+    from .lowering.codegen import own_process
     from .passes.registry import graph_stages, kernel_stages, load, read_files
 
+    own_process()  # as the workers are, whose code this shows
     options = Options.make(_options(settings, mode, target, passes))
     user = load(read_files(options.passes))
     of_graph, of_kernel = graph_stages(user), kernel_stages(user, locations)

@@ -93,9 +93,10 @@ def compile_kernel(
         llvm_text = lower_to_llvm_ir(vectors, observer, locations=locations)
     llvm_text = to_llvm22(llvm_text)
     see("llvm", llvm_text)
+    reduces = getattr(strategy, "strength_reduction", True)
     if observer:
-        see("asm", emit_assembly(llvm_text, target))
-    code = emit_object(llvm_text, target)
+        see("asm", emit_assembly(llvm_text, target, strength_reduction=reduces))
+    code = emit_object(llvm_text, target, strength_reduction=reduces)
     if not defines(code, symbol):
         raise CompileError("the function of the kernel is gone from its module", stage="codegen")
     return code

@@ -47,6 +47,8 @@ def main(config: str) -> None:
         # What is broken here is broken for the job too, and there the exception has somebody to go to.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    with contextlib.suppress(Exception):
+        importlib.import_module("mlirc.lowering.codegen").own_process()
     sys.path += settings["late"]
     limits = _Limits(settings["memory_mb"])
     _write(channel, pickle.dumps(("ready",)))

@@ -382,8 +382,11 @@ def _table(rows: list[dict[str, Any]]) -> str:
 def main(models: str, dtype: str, threads: int, backends: str, seconds: float, dynamic: bool, out: Path | None, report: Path | None) -> None:
     import torch
 
+    from mlirc.lowering.codegen import own_process
+
     from .suite import DTYPES
 
+    own_process()
     torch.set_num_threads(threads)
     contestants = backends.split(",")
     if report:

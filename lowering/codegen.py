@@ -1,16 +1,18 @@
 """From LLVM IR text to object code and assembly, with llvmlite.
 
 The code that arrives is already vectorized, unrolled and hoisted, so LLVM gets no pipeline of its own to speak of: instruction
-selection, scheduling and register allocation are what it is here for. No global LLVM option is set, because other users of
-llvmlite in the process would feel it.
+selection, scheduling and register allocation are what it is here for. An LLVM option is one of the whole process, and other users of
+llvmlite there would feel it; so one is set only where the process is ours.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import struct
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import CompileError
@@ -22,22 +24,49 @@ if TYPE_CHECKING:
     import llvmlite.binding as llvm
 
 
-def emit_object(llvm_text: str, target: Target) -> bytes:
+_own = False
+
+
+def own_process() -> None:
+    """Say that this process is ours (a compile worker, the command line), so that LLVM's options may be set as a kernel wants them."""
+    global _own
+    _own = True
+
+
+@contextlib.contextmanager
+def _strength_reduction(wanted: bool) -> Iterator[None]:
+    """With or without LLVM's loop strength reduction, where this process is ours."""
+    import llvmlite.binding as llvm
+
+    if wanted or not _own:
+        yield
+        return
+    llvm.set_option("mlirc", "-disable-lsr=true")
+    try:
+        yield
+    finally:
+        llvm.set_option("mlirc", "-disable-lsr=false")
+
+
+def emit_object(llvm_text: str, target: Target, *, strength_reduction: bool = True) -> bytes:
     """A relocatable object (position-independent, small code model) of a module printed by MLIR's LLVM or by llvmlite's.
 
+    Without `strength_reduction`, addresses are computed as they are written (in a process of ours, see `own_process`).
     Raises CompileError if the text does not parse or verify, or if the object would call a function that nobody has.
     """
     machine, module = _prepare(llvm_text, target)
-    code: bytes = machine.emit_object(module)
+    with _strength_reduction(strength_reduction):
+        code: bytes = machine.emit_object(module)
     if code.startswith(b"\x7fELF"):
         _check_symbols(undefined_symbols(code), target)
     return code
 
 
-def emit_assembly(llvm_text: str, target: Target) -> str:
+def emit_assembly(llvm_text: str, target: Target, *, strength_reduction: bool = True) -> str:
     """The same module as AT&T assembly."""
     machine, module = _prepare(llvm_text, target)
-    text: str = machine.emit_assembly(module)
+    with _strength_reduction(strength_reduction):
+        text: str = machine.emit_assembly(module)
     return text
 
 

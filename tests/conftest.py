@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from mlirc.lowering.codegen import own_process
 from mlirc.tests import overhead
 
 pytest.register_assert_rewrite("mlirc.tests.models")
@@ -17,6 +18,7 @@ def pytest_configure():
     """A shell starts what runs behind it (`make test &`) with interrupts ignored, and what the tests start and interrupt would be as well."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    own_process()
 
 
 def pytest_collection_finish():

@@ -34,6 +34,27 @@ def test_importing_needs_no_torch(module):
     assert run(code, cwd="/").strip() == "False"
 
 
+def test_a_kernel_of_known_sizes_needs_no_sympy():
+    """Which takes a third of the start of a compile worker."""
+    code = """import sys
+from mlirc.driver import compile_kernel
+from mlirc.lowering.target import Target
+text = '''#map = affine_map<(d0, d1) -> (d0, d1)>
+func.func @kernel(%x: tensor<8x64xf32>) -> tensor<8x64xf32> attributes {mlirc.result_strides = [["64", "1"]]} {
+  %e = tensor.empty() : tensor<8x64xf32>
+  %r = linalg.generic {indexing_maps = [#map, #map], iterator_types = ["parallel", "parallel"]}
+    ins(%x : tensor<8x64xf32>) outs(%e : tensor<8x64xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %s = arith.addf %a, %a : f32
+    linalg.yield %s : f32
+  } -> tensor<8x64xf32>
+  return %r : tensor<8x64xf32>
+}'''
+assert compile_kernel(text, Target.parse("x86-64-v3"), "k")
+print(sorted({"sympy", "torch"} & {*sys.modules}))"""
+    assert run(code, cwd="/").strip() == "[]"
+
+
 def test_public_names_are_listed_and_lazy():
     out = run("import mlirc, sys; print(sorted(set(mlirc.__all__) - set(dir(mlirc)))); mlirc.Options; print('torch' in sys.modules)")
     assert out.split() == ["[]", "False"]

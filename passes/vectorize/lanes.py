@@ -91,9 +91,11 @@ class Arithmetic:
         return self.once(("add", variable, constant), build)
 
     def sub(self, a: Number, b: Number) -> Number:
-        if isinstance(b, int):
-            return self.add(a, -b)
-        return self.once(("sub", a, b), lambda: arith.subi(self.value(a), self.value(b)))
+        (x, m), (y, n) = self._parts(a), self._parts(b)
+        if x == y:
+            return m - n
+        variable = x if isinstance(y, int) else self.once(("sub", x, y), lambda: arith.subi(self.value(x), y))
+        return self._plus(variable, m - n)
 
     def mul(self, a: Number, b: Number) -> Number:
         if isinstance(a, int) and isinstance(b, int):
