@@ -62,6 +62,7 @@ class _Ops:
         self.ordered: set[ir.Value] = set()
         """Masks in order, computed of nothing but such."""
         self.possible = True
+        self.worthwhile = False
         found: list[ir.Operation] = []
 
         def collect(op: ir.Operation) -> ir.WalkResult:
@@ -77,6 +78,8 @@ class _Ops:
                 self.possible = False
             elif vectors:
                 self._sort(op)
+            if not self.possible:
+                return
         self.worthwhile = any(_is(op.results[0], ir.BF16Type) for op in self.loads)
 
     def _sort(self, op: ir.Operation) -> None:
