@@ -149,6 +149,7 @@ def reads_bf16(op: ir.Operation) -> bool:
     return all(isinstance(builders.element_type(v), ir.BF16Type) for v in inputs(op))
 
 
+@remembered
 def captured(op: ir.Operation) -> list[ir.Value]:
     """Values from outside that the regions of an op use."""
     inside: set[ir.Value] = set()
