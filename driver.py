@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .dialects.context import kernel_context
-from .dialects.mlir import PassManager, ir
+from .dialects.context import kernel_context, pass_manager
+from .dialects.mlir import ir
 from .dialects.own import load as load_own
 from .dialects.own import load_for
 from .errors import CompileError, OptionError
@@ -83,7 +83,7 @@ def compile_kernel(
         except ir.MLIRError as e:
             raise CompileError(f"the vectorizer built invalid IR: {e}", stage="vectorize") from None
         user.run_after("vector", vectors, see)
-        PassManager.parse("builtin.module(canonicalize,cse)").run(vectors.operation)
+        pass_manager("canonicalize,cse").run(vectors.operation)
         tabulate(vectors, target)
         expand_math(vectors)
         round_in_place(vectors, target)

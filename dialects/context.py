@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 
-from .mlir import ir
+from .mlir import PassManager, ir
 
 USES = 100
 """Kernels after which a context, which keeps every type and attribute that it has seen, is replaced."""
 
 
 class _Mine(threading.local):
-    context: ir.Context | None = None
-    left = 0
+    def __init__(self) -> None:
+        self.context: ir.Context | None = None
+        self.left = 0
+        self.passes: dict[tuple[str, bool], PassManager] = {}
 
 
 _mine = _Mine()
@@ -24,5 +26,22 @@ def kernel_context() -> ir.Context:
         _mine.context = ir.Context()
         _mine.context.enable_multithreading(False)
         _mine.left = USES
+        _mine.passes = {}
     _mine.left -= 1
     return _mine.context
+
+
+def pass_manager(pipeline: str, verify: bool = True) -> PassManager:
+    """Passes (`canonicalize,cse`) on modules of the current context, with or without verifying in between.
+
+    Those for a context of kernels are kept with it: a pass builds its patterns the first time that it runs, which takes as long as a
+    small kernel.
+    """
+    mine = ir.Context.current is _mine.context
+    manager = _mine.passes.get((pipeline, verify)) if mine else None
+    if manager is None:
+        manager = PassManager.parse(f"builtin.module({pipeline})")
+        manager.enable_verifier(verify)
+        if mine:
+            _mine.passes[pipeline, verify] = manager
+    return manager

@@ -6,11 +6,11 @@ masks, transfers and contractions, and `convert-vector-to-llvm` alone does not k
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
 
-from ..dialects.mlir import PassManager, arith, ir, translate_module_to_llvmir, vector
+from ..dialects.context import pass_manager
+from ..dialects.mlir import arith, ir, translate_module_to_llvmir, vector
 from ..errors import CompileError
 from .transpose import transpose
 
@@ -81,13 +81,10 @@ _HALF_ARITHMETIC = re.compile(
 )
 
 
-@functools.cache
 def _pass(name: str, verify: bool = True) -> Callable[[ir.Module], None]:
     def run(module: ir.Module) -> None:
         with module.context:
-            manager = PassManager.parse(f"builtin.module({name})")
-            manager.enable_verifier(verify)
-            manager.run(module.operation)
+            pass_manager(name, verify).run(module.operation)
 
     return run
 
