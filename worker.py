@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -43,12 +44,16 @@ def main(config: str) -> None:
     os.dup2(null, 0)
     os.close(null)
     faulthandler.enable()
+    # What the libraries make stays; to look for garbage in it again and again takes a sixth of their import.
+    gc.disable()
     for name in PRELOAD:
         # What is broken here is broken for the job too, and there the exception has somebody to go to.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     with contextlib.suppress(Exception):
         importlib.import_module("mlirc.lowering.codegen").own_process()
+    gc.freeze()
+    gc.enable()
     sys.path += settings["late"]
     limits = _Limits(settings["memory_mb"])
     _write(channel, pickle.dumps(("ready",)))
