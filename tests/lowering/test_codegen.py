@@ -9,7 +9,7 @@ import pytest
 
 from mlirc.errors import CompileError
 from mlirc.lowering.bfloat import bfloat_as_bits
-from mlirc.lowering.codegen import emit_object, undefined_symbols
+from mlirc.lowering.codegen import emit_assembly, emit_object, undefined_symbols
 from mlirc.lowering.target import Target
 from mlirc.tests.lowering.jit import Ours, assembly, kernel, lower
 
@@ -229,6 +229,29 @@ def test_products_and_sums_are_not_contracted():
 def test_code_is_the_same_every_time():
     text = lower(_loop("f32"))
     assert emit_object(text, Target.parse("znver4")) == emit_object(text, Target.parse("znver4"))
+
+
+def test_strength_reduction_is_left_out_of_one_kernel_only():
+    """Here an index times 5,000 is computed as it is written, and in the next kernel summed up."""
+    text = """define void @k(ptr %p, i64 %n) {
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %at = mul i64 %i, 5000
+  %a = getelementptr i8, ptr %p, i64 %at
+  store i32 1, ptr %a
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %n
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}
+"""
+    target = Target.parse("x86-64-v3")
+    before = emit_assembly(text, target)
+    assert "imul" not in before and "imul" in emit_assembly(text, target, strength_reduction=False)
+    assert emit_assembly(text, target) == before
 
 
 def test_symbols_that_an_object_wants():
