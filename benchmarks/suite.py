@@ -29,9 +29,11 @@ DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float6
 
 def compiled(module: Any, backend: str) -> Any:
     """`module` compiled by a backend; `inductor-freeze` and `inductor-autotune` are Inductor at its best for inference,
-    `mlirc-autotune` is mlirc with measured strategies."""
+    `mlirc-autotune` is mlirc with measured strategies. With `-dynamic` at the end, all sizes of arguments are symbols."""
     import torch
 
+    if backend.endswith("-dynamic"):
+        return torch.compile(module, backend=backend.removesuffix("-dynamic"), dynamic=True)
     if backend == "eager":
         return module
     if backend.startswith("inductor"):

@@ -30,7 +30,7 @@ _builders = click.option("--builders", metavar="FILE.py[:NAME]", help="Take the 
 @main.command()
 @click.argument("cases", nargs=-1, metavar="[SUITE[:MODEL,...]]...")
 @click.option("--dtypes", default="f32", show_default=True, help="Comma-separated, of f32, bf16, f16, f64.")
-@click.option("--backends", default="mlirc,inductor", show_default=True, help="Each is timed in turns with eager. Also inductor-freeze, ...")
+@click.option("--backends", default="mlirc,inductor", show_default=True, help="Each is timed in turns with eager. Also inductor-freeze, mlirc-dynamic (sizes of arguments are symbols), ...")
 @click.option("--threads", default=1, show_default=True, help="Threads of each case.")
 @click.option("--seconds", default=3.0, show_default=True, help="Seconds of timing for each contestant.")
 @click.option("--check", is_flag=True, help="Only check results: no timing.")

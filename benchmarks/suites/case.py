@@ -75,7 +75,7 @@ def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[s
         reset_peak()
         function(*args, **kwargs)
         row["peak_mb"] = peak_mb()
-        if case.backend == "mlirc":
+        if case.backend.startswith("mlirc"):
             _attribute(lambda: function(*args, **kwargs), row)
         if seconds > 0:
             stage("timing")

@@ -13,7 +13,9 @@ from html.parser import HTMLParser
 import pytest
 import torch
 from click.testing import CliRunner
+from torch._dynamo.utils import counters
 
+from mlirc.benchmarks.suite import compiled
 from mlirc.benchmarks.suites import __main__ as command
 from mlirc.benchmarks.suites import huggingface, limits, timm_models, torchbench
 from mlirc.benchmarks.suites.build import Missing
@@ -121,6 +123,14 @@ def test_run_writes_a_row_and_continues(builders, tmp_path, monkeypatch):
     page = tmp_path / "page.html"
     assert CliRunner().invoke(command.main, ["report", str(out), "-o", str(page)]).exit_code == 0
     assert "mlp" in page.read_text()
+
+
+def test_a_contestant_for_any_sizes():
+    counters.clear()
+    function = compiled(torch.nn.Linear(8, 3), "mlirc-dynamic")
+    with torch.no_grad():
+        assert [function(torch.randn(n, 8)).shape[0] for n in (5, 7, 33)] == [5, 7, 33]
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize(
