@@ -44,7 +44,7 @@ def main(config: str) -> None:
     os.dup2(null, 0)
     os.close(null)
     faulthandler.enable()
-    # What the libraries make stays; to look for garbage in it again and again takes a sixth of their import.
+    # What the libraries make stays; to look for garbage in it again and again takes a seventh of their import (0.34 instead of 0.29 s).
     gc.disable()
     for name in PRELOAD:
         # What is broken here is broken for the job too, and there the exception has somebody to go to.

@@ -32,18 +32,18 @@ def compiled(module: Any, backend: str) -> Any:
     `mlirc-autotune` is mlirc with measured strategies. With `-dynamic` at the end, all sizes of arguments are symbols."""
     import torch
 
-    if backend.endswith("-dynamic"):
-        return torch.compile(module, backend=backend.removesuffix("-dynamic"), dynamic=True)
+    dynamic = True if backend.endswith("-dynamic") else None
+    backend = backend.removesuffix("-dynamic")
     if backend == "eager":
         return module
     if backend.startswith("inductor"):
         import torch._inductor.config as config
 
         config.freezing = backend != "inductor"
-        return torch.compile(module, mode="max-autotune" if backend == "inductor-autotune" else None)
+        return torch.compile(module, mode="max-autotune" if backend == "inductor-autotune" else None, dynamic=dynamic)
     if backend == "mlirc-autotune":
-        return torch.compile(module, backend="mlirc", mode="max-autotune")
-    return torch.compile(module, backend=backend)
+        return torch.compile(module, backend="mlirc", mode="max-autotune", dynamic=dynamic)
+    return torch.compile(module, backend=backend, dynamic=dynamic)
 
 
 def first_call(module: Any, args: tuple, kwargs: dict[str, Any], backend: str) -> tuple[Any, Any, float]:

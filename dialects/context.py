@@ -1,4 +1,4 @@
-"""Contexts for compiling kernels: making one, with all upstream dialects, takes as long as the passes of a small kernel."""
+"""Contexts for compiling kernels, and passes set up for them: making one, with all upstream dialects, takes as long as the passes of a small kernel."""
 
 from __future__ import annotations
 

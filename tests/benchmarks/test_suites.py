@@ -125,9 +125,10 @@ def test_run_writes_a_row_and_continues(builders, tmp_path, monkeypatch):
     assert "mlp" in page.read_text()
 
 
-def test_a_contestant_for_any_sizes():
+@pytest.mark.parametrize("backend", ["mlirc", "aot_eager"])
+def test_a_contestant_for_any_sizes(backend):
     counters.clear()
-    function = compiled(torch.nn.Linear(8, 3), "mlirc-dynamic")
+    function = compiled(torch.nn.Linear(8, 3), backend + "-dynamic")
     with torch.no_grad():
         assert [function(torch.randn(n, 8)).shape[0] for n in (5, 7, 33)] == [5, 7, 33]
     assert counters["stats"]["unique_graphs"] == 1

@@ -140,6 +140,25 @@ def test_sums_of_blocks_wait_outside_of_the_inner_loop(target, columns, accumula
     assert not any("rsp" in line or re.search(r"vmov\w+\s+%[yz]mm\d+, %[yz]mm", line) for line in lines[products[0] : products[-1]])
 
 
+def panels(rows, k, n):
+    """a @ b with b in panels of 32 columns."""
+    types = f"tensor<{rows}x{k}xf32>", f"tensor<{n // 32}x{k}x32xf32>", f"tensor<{rows}x{n}xf32>"
+    operands = [("%a", types[0]), ("%b", types[1])]
+    body = generic("%r", operands, types[2], ["i, k", "j floordiv 32, k, j mod 32", "i, j"], PRODUCT, "ppr", "ijk", "0.0", "contraction")
+    return kernel(operands, body, [("%r", types[2])], [[n, 1]])
+
+
+@pytest.mark.parametrize("rows, k", [(70, 96), (128, 3072)])
+def test_addresses_are_a_variable_and_constants(rows, k):
+    """So that they are in the instructions, and none is spilled, without LLVM's search for other ways to write them. Of 3,072 elements,
+    rows are copied."""
+    seen = stages(panels(rows, k, 768), "znver5")
+    assert "strength_reduction=False" in seen["strategy"] and f"rows_copied={k == 3072}" in seen["strategy"]
+    loop = max(seen["asm"].split("\n.L"), key=lambda part: part.count("vfmadd"))
+    others = [i for i in re.findall(r"^\t([a-z]\w*)", loop, re.MULTILINE) if not i.startswith("v")]
+    assert loop.count("vfmadd") >= 16 and len(others) <= 8 and "(%rsp)" not in loop, loop
+
+
 def symbolic_rows(k, n):
     """c += a @ b with c in place, for any number of rows."""
     a_type, b_type, out = f"tensor<?x{k}xf32>", f"tensor<{k}x{n}xf32>", f"tensor<?x{n}xf32>"
