@@ -388,13 +388,14 @@ class GraphBuilder:
 
     # Contractions
 
-    def contract(self, a: T, b: T, maps: tuple[str, str, str], out: Sequence[Extent], kind: str = "contraction") -> T:
-        """`einsum(maps)`: e.g. ("mk", "kn", "mn"). Letters missing in the result are summed; two-byte floats in f32."""
+    def contract(
+        self, a: T, b: T, maps: tuple[str, str, str], out: Sequence[Extent], kind: str = "contraction", acc: torch.dtype | None = None
+    ) -> T:
+        """`einsum(maps)`: e.g. ("mk", "kn", "mn"). Letters missing in the result are summed, in `acc`, by default in what is computed in."""
         letters = sorted(set("".join(maps)), key=lambda c: (c not in maps[2], maps[2].find(c), c))
         dims = [builders.projection(len(letters), [letters.index(c) for c in m]) for m in maps]
         iterators = "".join("p" if c in maps[2] else "r" for c in letters)
-        acc = compute_dtype(a.dtype)
-        return self.multiply_reduce(a, b, dims, iterators, out, acc, kind)
+        return self.multiply_reduce(a, b, dims, iterators, out, acc or compute_dtype(a.dtype), kind)
 
     def multiply_reduce(
         self, a: T, b: T, maps: Sequence[ir.AffineMap], iterators: str, out: Sequence[Extent], acc: torch.dtype, kind: str

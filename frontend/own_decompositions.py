@@ -98,10 +98,6 @@ def max_pool_backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any, n: int) -
     return planes.scatter_add(-1, indices.flatten(-n), grad.flatten(-n)).view(x.shape)
 
 
-def int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.mm(a.to(torch.int32), b.to(torch.int32))
-
-
 def upsample_nearest2d_backward(
     grad: torch.Tensor, output_size: Any, input_size: Any, scales_h: float | None = None, scales_w: float | None = None
 ) -> torch.Tensor:
@@ -206,7 +202,6 @@ OWN: dict[Any, Any] = {
     aten.index_fill.int_Tensor: index_fill,
     aten._embedding_bag.default: embedding_bag,
     **foreach.decompositions(),
-    aten._int_mm.default: int_mm,
     aten.upsample_nearest2d_backward.default: upsample_nearest2d_backward,
     aten.eye.default: eye,
     aten.eye.m: eye,

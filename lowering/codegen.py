@@ -109,6 +109,7 @@ _NEEDS = (
     ("avx512bf16.", "avx512bf16"),
     ("avx512fp16.", "avx512fp16"),
     ("avx512.vpdp", "avx512vnni"),
+    ("avx512.pmadd", "avx512bw"),
     ("avx512.", "avx512f"),
     ("avx2.", "avx2"),
     ("avx.", "avx"),

@@ -1,4 +1,4 @@
-"""Give bf16 convolutions reductions that fill AMX tiles, whose rows have 32 elements of k.
+"""Give convolutions reductions that fill AMX tiles, whose rows have 32 bf16 or 64 bytes of k (here bf16).
 
     convolution %x[n, h + kh, w + kw, c], %w[o, c, kh, kw]                         c < 32 * j
 
@@ -53,25 +53,28 @@ class _Window:
 
 
 def fill_tiles(function: ir.Operation, shape: PackShape) -> None:
-    """Rewrite the convolutions of a function whose layouts are known; for targets that take bf16 in blocks (`shape.depth`) of more than a pair."""
-    if not shape.pairs or shape.depth <= 2:
+    """Rewrite the convolutions of a function whose layouts are known; for targets whose rows of k have several words."""
+    if shape.row == 1:
         return
     layouts = Layouts(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
-        if st.kind(op) == "convolution" and (window := _window(op, layouts)) is not None and window.channels % shape.depth:
+        if st.kind(op) != "convolution" or shape.word(op) == 1:
+            continue
+        depth = shape.word(op) * shape.row
+        if (window := _window(op, layouts)) is not None and window.channels % depth:
             with ir.InsertionPoint(op), op.location:
-                if _together(op, window, shape.depth, layouts):
-                    _merge_taps(op, window, shape.depth, layouts)
+                if _together(op, window, depth, layouts):
+                    _merge_taps(op, window, depth, layouts)
                 else:
-                    _pad_channels(op, window, shape.depth, layouts)
+                    _pad_channels(op, window, depth, layouts)
 
 
 def _window(op: ir.Operation, layouts: Layouts) -> _Window | None:
-    """Of bf16 with several taps, and results that have the output channels, of a group, last."""
+    """With several taps, and results that have the output channels, of a group, last."""
     image, weight, out = st.maps(op)
     iterators = st.iterators(op)
     loops = [{d: 1} for d in range(len(iterators))]
-    if not st.reads_bf16(op) or len(image.results) < 3:
+    if len(image.results) < 3:
         return None
     extents = layouts.shapes.of(op.operands[1])
     sizes = dict(zip(st.map_dims(weight), extents))

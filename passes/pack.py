@@ -29,14 +29,19 @@ WEIGHTS = "mlirc.weights"
 
 @dataclass(frozen=True)
 class PackShape:
-    """Columns per block (the lanes of one register tile), and whether bf16 is multiplied in pairs along k.
+    """Columns per block (the lanes of one register tile), and the element types that are multiplied in words of 32 bits along k.
 
-    Pairs are what `vdpbf16ps` takes: [n/32][k/2][32][2], the rows as they are. Zeros behind them fill up k to a multiple of `depth`.
+    Two bf16 are what `vdpbf16ps` takes, two i16 `vpmaddwd`, and four bytes `vpdpbusd`: [n/32][k/2][32][2] or [n/32][k/4][32][4], the
+    rows as they are. Zeros behind them fill up k to a multiple of `row` words, of a tile of AMX.
     """
 
     block: int
-    pairs: bool = False
-    depth: int = 2
+    words: frozenset[str] = frozenset()
+    row: int = 1
+
+    def word(self, op: ir.Operation) -> int:
+        """Elements in a word of a product, 1 where it is not multiplied in words."""
+        return st.word(op) if str(builders.element_type(op.operands[0])) in self.words else 1
 
 
 FEW = 5
@@ -91,11 +96,11 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
     few = 0 if weight else FEW
     kept = weight or (_row_count(op, layouts, side) or few) >= few
     at = st.map_dims(maps[side]).index(lane)
-    if shape.pairs and (kept or layouts.of(op.operands[side]).strides[at] != 1):
-        _rows_for_pairs(op, side, layouts, few, packed)
-        pair = _pair_loop(op, side, layouts, few)
-        if pair is not None:
-            _blocked(op, side, at, shape.block, layouts, packed, pair, shape.depth)
+    if shape.word(op) > 1 and (kept or layouts.of(op.operands[side]).strides[at] != 1):
+        _rows_for_words(op, side, layouts, few, packed)
+        k = next((d for d, step in _word_loops(op, side, layouts, few) if step == 1), None)
+        if k is not None:
+            _blocked(op, side, at, shape.block, layouts, packed, k, shape.row)
             return
     _widen_rows(op, 1 - side, layouts, packed)
     operand = op.operands[side]
@@ -121,15 +126,10 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
     _blocked(op, side, at, block, layouts, packed)
 
 
-def _pair_loop(op: ir.Operation, side: int, layouts: Layouts, few: int) -> int | None:
-    """The reduction loop of a bf16 product along which the rows are contiguous: it is cut in pairs."""
-    return next((d for d, step in _pair_loops(op, side, layouts, few) if step == 1), None)
-
-
-def _pair_loops(op: ir.Operation, side: int, layouts: Layouts, few: int) -> list[tuple[int, object]]:
-    """The reduction loops of a bf16 product that could be cut in pairs, and the step of the rows along each."""
+def _word_loops(op: ir.Operation, side: int, layouts: Layouts, few: int) -> list[tuple[int, object]]:
+    """The reduction loops of a product that could be cut in words, and the step of the rows along each; it is the first one with step 1."""
     maps = [st.map_dims(m) for m in st.maps(op)]
-    if not st.reads_bf16(op) or not isinstance(builders.element_type(op.results[0]), ir.F32Type) or None in maps[side]:
+    if None in maps[side]:
         return []
     if _few_rows(op, layouts, side, few) or not all(isinstance(n, int) for n in layouts.shapes.of(op.operands[side])):
         return []
@@ -143,9 +143,9 @@ def _pair_loops(op: ir.Operation, side: int, layouts: Layouts, few: int) -> list
     ]
 
 
-def _rows_for_pairs(op: ir.Operation, side: int, layouts: Layouts, few: int, packed: Packed) -> None:
+def _rows_for_words(op: ir.Operation, side: int, layouts: Layouts, few: int, packed: Packed) -> None:
     """Rows that are not contiguous along the one reduction are copied, which fuses with what makes them."""
-    loops = _pair_loops(op, side, layouts, few)
+    loops = _word_loops(op, side, layouts, few)
     rows = st.map_dims(st.maps(op)[1 - side])
     if st.kind(op) != "contraction" or len(loops) != 1 or loops[0][1] == 1 or st.iterators(op).count("reduction") != 1 or None in rows:
         return
@@ -250,10 +250,11 @@ def _transpose_only(
     _reread(op, side, known, [st.maps(op)[side].results[d] for d in order])
 
 
-def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts, packed: Packed, pair: int | None = None, depth: int = 2) -> None:
+def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts, packed: Packed, k: int | None = None, row: int = 1) -> None:
     """[..., n, ...] becomes [..., n / block, (the reduced dims), block], padded with zeros to whole blocks.
 
-    With a `pair` loop, it is cut in two: [..., n / block, ..., k / 2, block, 2], k filled up to a multiple of `depth`, and `mlirc.pairs` says so.
+    With a loop `k`, it is cut in words: [..., n / block, ..., k / 2, block, 2] for bf16, k filled up to a multiple of `row` words, and `mlirc.words`
+    says so.
     """
     v = op.operands[side]
     m = st.maps(op)[side]
@@ -261,25 +262,26 @@ def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts,
     iterators = st.iterators(op)
     reduced = [d for d in range(len(loops)) if iterators[loops[d]] == "reduction"]  # type: ignore[index]
     batch = [d for d in range(len(loops)) if d != at and d not in reduced]
-    reduced.sort(key=lambda d: (loops[d] == pair, loops[d]))  # type: ignore[arg-type, return-value]
+    reduced.sort(key=lambda d: (loops[d] == k, loops[d]))  # type: ignore[arg-type, return-value]
     order = [*batch, at, *reduced]
-    key = (v, at, tuple(order), block, pair is not None)
+    word = 1 if k is None else st.word(op)
+    key = (v, at, tuple(order), block, word)
     if key not in packed:
         with ir.InsertionPoint(op), op.location:
-            packed[key] = _copy_blocked(v, at, order, block, pair is not None, layouts, depth)
+            packed[key] = _copy_blocked(v, at, order, block, word, layouts, row)
     lane = m.results[at]
     size = ir.AffineConstantExpr.get(block)
     exprs = [ir.AffineExpr.get_floor_div(lane, size) if d == at else m.results[d] for d in order]
     exprs.append(ir.AffineExpr.get_mod(lane, size))
-    if pair is not None:
-        two = ir.AffineConstantExpr.get(2)
-        exprs.append(ir.AffineExpr.get_mod(exprs[-2], two))
-        exprs[-3] = ir.AffineExpr.get_floor_div(exprs[-3], two)
-        op.attributes["mlirc.pairs"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), pair)
+    if k is not None:
+        elements = ir.AffineConstantExpr.get(word)
+        exprs.append(ir.AffineExpr.get_mod(exprs[-2], elements))
+        exprs[-3] = ir.AffineExpr.get_floor_div(exprs[-3], elements)
+        op.attributes[st.WORDS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), k)
     _reread(op, side, packed[key], exprs)
 
 
-def _copy_blocked(v: ir.Value, at: int, order: list[int], block: int, pairs: bool, layouts: Layouts, depth: int) -> ir.Value:
+def _copy_blocked(v: ir.Value, at: int, order: list[int], block: int, word: int, layouts: Layouts, row: int) -> ir.Value:
     """The copy that `_blocked` reads, dims in the given order."""
     sizes = layouts.values(v)
     n = sizes[at]
@@ -288,20 +290,20 @@ def _copy_blocked(v: ir.Value, at: int, order: list[int], block: int, pairs: boo
         v = pad_behind(v, at, -n % block, sizes)
         n += -n % block
         sizes = [n if d == at else s for d, s in enumerate(sizes)]
-    if pairs and (left := -sizes[order[-1]] % depth):  # type: ignore[operator]
+    if word > 1 and (left := -sizes[order[-1]] % (word * row)):  # type: ignore[operator]
         v = pad_behind(v, order[-1], left, sizes)
         sizes = [s + left if d == order[-1] else s for d, s in enumerate(sizes)]  # type: ignore[operator]
     shape = [n // block if d == at else sizes[d] for d in order] + [block]
-    if pairs:
-        shape[-2] = shape[-2] // 2  # type: ignore[operator]
-        shape.append(2)
+    if word > 1:
+        shape[-2] = shape[-2] // word  # type: ignore[operator]
+        shape.append(word)
     rank = len(shape)
     dims: list[ir.AffineExpr] = [None] * len(sizes)  # type: ignore[list-item]
     for k, d in enumerate(order):
         dims[d] = ir.AffineDimExpr.get(k)
     dims[at] = _join(dims[at], block, len(order))
-    if pairs:
-        dims[order[-1]] = _join(dims[order[-1]], 2, rank - 1)
+    if word > 1:
+        dims[order[-1]] = _join(dims[order[-1]], word, rank - 1)
     init = builders.empty(shape, builders.element_type(v))
     maps = [ir.AffineMap.get(rank, 0, dims), builders.identity(rank)]
     (packed,) = builders.generic([v], [init], maps, "p" * rank, lambda x, _: [x])

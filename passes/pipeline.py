@@ -14,6 +14,7 @@ from . import structure as st
 from .bucket_updates import bucket_updates
 from .constants import lay_out_constants
 from .fill_tiles import fill_tiles
+from .fit_integers import fit_integers
 from .fold_transposes import fold_transposes
 from .fuse import fuse
 from .insert_slices import insert_slices
@@ -97,6 +98,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "select-concats": _cleaned(select_concats),
     "narrow-indices": _cleaned(narrow_indices),
     "bucket-updates": lambda graph: bucket_updates(graph.function, graph.target),
+    "fit-integers": lambda graph: fit_integers(graph.function, pack_shape(graph.target)),
     "materialize": lambda graph: materialize(graph.function, graph.writes),
     "fill-tiles": lambda graph: fill_tiles(graph.function, pack_shape(graph.target)),
     "pack": lambda graph: pack(graph.function, pack_shape(graph.target)),

@@ -97,10 +97,10 @@ def _key(op: ir.Operation, layouts: Layouts) -> object:
     if value is None or value.name != "arith.constant":
         return None
     body = tuple((o.name, str(o.operands[0].type)) for o in st.body_ops(op))
-    pairs = str(op.attributes["mlirc.pairs"]) if "mlirc.pairs" in op.attributes else ""
+    words = str(op.attributes[st.WORDS]) if st.WORDS in op.attributes else ""
     spelled = tuple(str(m) for m in maps)
     kinds = tuple(str(builders.element_type(v)) for v in op.operands)
-    return op.operands[0], spelled, kinds, str(op.attributes["iterator_types"]), weights.strides, pairs, body, str(value.attributes["value"])
+    return op.operands[0], spelled, kinds, str(op.attributes["iterator_types"]), weights.strides, words, body, str(value.attributes["value"])
 
 
 def _blocked(m: ir.AffineMap) -> bool:
@@ -133,7 +133,7 @@ def _sizes(family: list[ir.Operation], layouts: Layouts) -> Sizes:
         else:
             rows = rows * n if isinstance(n, int) and rows is not None else None
     columns = [layouts.shapes.of(o.results[0])[-1] for o in family]
-    return Sizes(rows, columns, length, builders.element_type(op.operands[1]).width, "mlirc.pairs" in op.attributes)  # type: ignore[arg-type]
+    return Sizes(rows, columns, length, builders.element_type(op.operands[1]).width, st.WORDS in op.attributes)  # type: ignore[arg-type]
 
 
 class _Users:

@@ -149,6 +149,28 @@ def reads_bf16(op: ir.Operation) -> bool:
     return all(isinstance(builders.element_type(v), ir.BF16Type) for v in inputs(op))
 
 
+WORDS = "mlirc.words"
+"""Attribute of a product whose second operand is packed in words of 32 bits: the loop of the reduction that is walked in them."""
+
+WORD_TYPES = {"bf16": "f32", "i16": "i32", "i8": "i32"}
+"""Element types that instructions multiply word by word -> the type of their sums."""
+
+
+@remembered
+def word(op: ir.Operation) -> int:
+    """Elements of the reduction in a word of 32 bits of a product, where both operands have one of `WORD_TYPES`; else 1."""
+    first, second = (str(builders.element_type(v)) for v in inputs(op))
+    if first != second or WORD_TYPES.get(first) != str(builders.element_type(op.results[0])):
+        return 1
+    return 32 // builders.element_type(op.operands[0]).width
+
+
+def unsigned(op: ir.Operation) -> tuple[bool, bool]:
+    """Whether the operands of a product of integers, which it widens, are unsigned."""
+    uses = [[operation(u.owner).name for u in a.uses] for a in list(op.regions[0].blocks[0].arguments)[:2]]
+    return "arith.extui" in uses[0], "arith.extui" in uses[1]
+
+
 @remembered
 def captured(op: ir.Operation) -> list[ir.Value]:
     """Values from outside that the regions of an op use."""

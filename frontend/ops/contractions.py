@@ -19,6 +19,12 @@ def mm(b: GraphBuilder, node: Any, x: T, w: T) -> T:
     return b.convert(b.contract(x, w, ("mk", "kn", "mn"), (x.shape[0], w.shape[1])), x.dtype)
 
 
+@lowers(aten._int_mm.default)
+def int_mm(b: GraphBuilder, node: Any, x: T, w: T) -> T:
+    """Sums in i32 of products of bytes."""
+    return b.contract(x, w, ("mk", "kn", "mn"), (x.shape[0], w.shape[1]), acc=torch.int32)
+
+
 @lowers(aten.bmm.default)
 def bmm(b: GraphBuilder, node: Any, x: T, w: T) -> T:
     return b.convert(b.contract(x, w, ("bmk", "bkn", "bmn"), (x.shape[0], x.shape[1], w.shape[2])), x.dtype)

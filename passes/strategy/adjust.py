@@ -228,7 +228,7 @@ def _impossible_depth(kernel: KernelFunction, model: ContractionStrategy, s: Con
     r = roles(kernel)
     width = s.columns * s.lanes
     if s.tiles:
-        length = known(kernel.domain.sizes[s.pairs])  # type: ignore[index]
+        length = known(kernel.domain.sizes[s.words])  # type: ignore[index]
         if s.depth % 32 or not 32 <= s.depth < length:  # type: ignore[operator]
             return f"valid: multiples of 32 below {length}, or none"
         return ""
@@ -246,7 +246,7 @@ def _impossible_depth(kernel: KernelFunction, model: ContractionStrategy, s: Con
 def _apart(kernel: KernelFunction, s: ContractionStrategy) -> str:
     from ..vectorize.roles import roles
 
-    return tiles.overlaps(kernel, roles(kernel), s.rows, s.pairs, s.turned) if s.tiles else "only products on tiles do so"  # type: ignore[arg-type]
+    return tiles.overlaps(kernel, roles(kernel), s.rows, s.words, s.turned) if s.tiles else "only products on tiles do so"  # type: ignore[arg-type]
 
 
 def _impossible_chunk(s: ContractionStrategy) -> str:

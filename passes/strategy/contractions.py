@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
 from . import blocks, tiles, traffic
@@ -33,8 +34,8 @@ class ContractionStrategy:
     """Vectors of `dot` in flight."""
     dot_pairs: bool = False
     """Whether the vectors along `dot` are multiplied in pairs of bf16 (`vdpbf16ps`)."""
-    pairs: int | None = None
-    """The reduction class that is walked in pairs of bf16 (`vdpbf16ps`)."""
+    words: int | None = None
+    """The reduction class that is walked in words of 32 bits: two bf16 (`vdpbf16ps`) or i16 (`vpmaddwd`), four bytes (`vpdpbusd`)."""
     tiles: bool = False
     """Whether the product runs on AMX tiles."""
     shared: int | None = None
@@ -87,12 +88,12 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     """Choose from the shape, the registers and the caches (`blocks`)."""
     from ..vectorize.roles import roles
 
-    r, n, pairs = roles(kernel), lanes(kernel, target), _pairs(kernel)
+    r, n, words = roles(kernel), lanes(kernel, target), _words(kernel)
     why = {"lanes": f"{target.vector_bits}-bit vectors", "row_tiles": "of a parallel iteration, which share a panel"}
     why["columns"] = f"{known(kernel.domain.sizes[r.lane])} columns, {n} to a vector" if r.lane is not None else "no class of columns"
-    if pairs is not None:
-        why["pairs"] = "bf16 is multiplied in pairs along the reduction"
-    strategy = ContractionStrategy(lanes=n, rows=1, columns=1, row=r.row, lane=r.lane, pairs=pairs, why=why)
+    if words is not None:
+        why["words"] = f"{builders.element_type(kernel.domain.anchor.operands[0])} is multiplied in words of {st.word(kernel.domain.anchor)} along the reduction"
+    strategy = ContractionStrategy(lanes=n, rows=1, columns=1, row=r.row, lane=r.lane, words=words, why=why)
     strategy = (
         _streamed(kernel, r, target, strategy)
         or _on_tiles(kernel, r, target, strategy)
@@ -118,13 +119,13 @@ def _streamed(kernel: KernelFunction, r: Roles, target: Target, s: ContractionSt
 def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy | None:
     """Products of bf16 whose sums are in tile registers (AMX), and the blocks of rows that go with them."""
     d = kernel.domain
-    if not tiles.possible(kernel, r, s.pairs, s.lanes, target):
+    if not tiles.possible(kernel, r, s.words, s.lanes, target):
         return None
     size = known(d.sizes[r.row])  # type: ignore[index]
     rows, columns = size if size <= 16 else 32, min(_columns(kernel, r, target, s.lanes), 2)
     width = columns * s.lanes
     s.why["rows"], s.why["tiles"] = f"tile registers have 16 rows; {size} rows", "bf16 in pairs, the reduction in whole tiles of 32"
-    depth, s.why["depth"] = tiles.depth(d.sizes[s.pairs], width * 2, target.caches)  # type: ignore[index, arg-type]
+    depth, s.why["depth"] = tiles.depth(d.sizes[s.words], width * 2, target.caches)  # type: ignore[index, arg-type]
     first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)
     first = first and bool(r.outer)
     around = tiles.row_blocks(kernel, r, rows, first, None if contiguous_rows(kernel, r) else depth, target.caches, s.why)
@@ -205,7 +206,7 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> 
         s.why["turned"] = "results are contiguous along the rows: vectors of these are stored, instead of single elements"
         if s.depth is None and not s.tiles:
             row_tiles, s.why["row_tiles"] = _turned_row_tiles(kernel.domain.sizes[r.row], s.rows, s.lanes)  # type: ignore[index]
-    apart = tiles.overlaps(kernel, r, s.rows, s.pairs, turned) if s.tiles else "no tiles"  # type: ignore[arg-type]
+    apart = tiles.overlaps(kernel, r, s.rows, s.words, turned) if s.tiles else "no tiles"  # type: ignore[arg-type]
     if s.tiles:
         s.why["overlapped"] = apart or "vectors store 32 rows while tiles multiply the next 32"
     looped = s.rows * s.columns > 4 and ops > LONG_EPILOGUE and (turned or not s.tiles)
@@ -372,18 +373,23 @@ def pack_shape(target: Target) -> PackShape:
     """How contraction operands are packed for a target.
 
     AMX takes bf16 in pairs. So does `vdpbf16ps`, which pays where it is a full-rate unit (Zen); CPUs with AMX run it at half
-    the rate of f32 products.
+    the rate of f32 products. Bytes are multiplied in fours where there is `vpdpbusd`, or AMX; all CPUs have `vpmaddwd` for pairs of i16.
     """
     from ..pack import PackShape
 
-    return PackShape(target.vector_bits // 16, target.has_avx512_bf16 or target.has_amx_bf16, 32 if target.has_amx_bf16 else 2)
+    words = {"i16"}
+    if target.has_avx512_bf16 or target.has_amx_bf16:
+        words.add("bf16")
+    if target.has_vnni or target.has_amx_int8:
+        words.add("i8")
+    return PackShape(target.vector_bits // 16, frozenset(words), 16 if target.has_amx_bf16 else 1)
 
 
-def _pairs(kernel: KernelFunction) -> int | None:
+def _words(kernel: KernelFunction) -> int | None:
     op = kernel.domain.anchor
-    if op is None or "mlirc.pairs" not in op.attributes:
+    if op is None or st.WORDS not in op.attributes:
         return None
-    return kernel.domain.loops[op][ir.IntegerAttr(op.attributes["mlirc.pairs"]).value]
+    return kernel.domain.loops[op][ir.IntegerAttr(op.attributes[st.WORDS]).value]
 
 
 def row_tile(size: object, limit: int, low: int = 0) -> int:

@@ -22,18 +22,19 @@ LARGE_TOGETHER = 1 << 21
 
 @dataclass
 class Sizes:
-    """Of a family of products: `rows` (None for a symbol), the columns of each, the length of the reduction, the bits of a weight."""
+    """Of a family of products: `rows` (None for a symbol), the columns of each, the length of the reduction, the bits of a weight,
+    whether it is packed in words."""
 
     rows: int | None
     columns: list[int]
     length: int
     bits: int
-    pairs: bool
+    words: bool
 
 
 def why_apart(sizes: Sizes, together: bool, target: Target) -> str | None:
     """A reason to leave products kernels of their own, None if there is none. `together`: they meet in an epilogue."""
-    if sizes.pairs and target.has_amx_bf16:
+    if sizes.words and target.has_amx_bf16:
         return "tile registers: each product has functions for its shapes"
     smallest = (sizes.rows or 1) * min(sizes.columns) * sizes.length
     if smallest > LARGE:

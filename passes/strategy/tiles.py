@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ..vectorize.roles import Roles
 
 
-def possible(kernel: KernelFunction, r: Roles, pairs: int | None, lanes: int, target: Target) -> bool:
+def possible(kernel: KernelFunction, r: Roles, words: int | None, lanes: int, target: Target) -> bool:
     """Whether a product can run on tiles. A tile register has one shape per function: k comes in whole tiles, or its end is copied."""
     d = kernel.domain
-    if pairs is None or r.row is None or r.lane is None or d.sizes[r.row] == 0 or not target.has_amx_bf16 or lanes != 16 or len(d.siblings) > 1:
+    if words is None or r.row is None or r.lane is None or d.sizes[r.row] == 0 or not target.has_amx_bf16 or lanes != 16 or len(d.siblings) > 1 or not st.reads_bf16(d.anchor):
         return False
-    length = d.sizes[pairs]
+    length = d.sizes[words]
     return isinstance(length, int) and (length % 32 == 0 or (len(r.reductions) == 1 and _padded(kernel, r)))
 
 
@@ -33,18 +33,18 @@ def _padded(kernel: KernelFunction, r: Roles) -> bool:
     """Whether the packed operand has zeros up to a whole tile behind its reduction."""
     op = kernel.domain.anchor
     assert op is not None
-    pairs, length = st.shape(op.operands[0 if r.swapped else 1])[-3], kernel.domain.sizes[r.reductions[0]]
-    return isinstance(length, int) and 2 * pairs >= -(-length // 32) * 32
+    words, length = st.shape(op.operands[0 if r.swapped else 1])[-3], kernel.domain.sizes[r.reductions[0]]
+    return isinstance(length, int) and 2 * words >= -(-length // 32) * 32
 
 
-def overlaps(kernel: KernelFunction, r: Roles, rows: int, pairs: int, turned: bool) -> str:
+def overlaps(kernel: KernelFunction, r: Roles, rows: int, words: int, turned: bool) -> str:
     """Why the epilogue of a register tile cannot be shared out to the steps of the next one; empty if it can."""
     sizes = {c: kernel.domain.sizes[c] for c in r.reductions}
     if turned:
         return "results are transposed in blocks"
     if rows != 32:
         return "only pairs of tiles, one below the other, take turns"
-    if any(not isinstance(n, int) or n == 0 for n in sizes.values()) or sizes[pairs] < 32:  # type: ignore[operator]
+    if any(not isinstance(n, int) or n == 0 for n in sizes.values()) or sizes[words] < 32:  # type: ignore[operator]
         return "the number of steps is not known, or there are none"
     return ""
 

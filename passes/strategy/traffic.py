@@ -89,7 +89,7 @@ def streams(kernel: KernelFunction, r: Roles, caches: Caches, rows: int) -> bool
     size = 1 if r.row is None else kernel.domain.sizes[r.row]
     if r.lane is None or op is None or len(r.reductions) != 1:
         return False
-    shape = [PACKED_COLUMNS * 16, 2] if "mlirc.pairs" in op.attributes else [PACKED_COLUMNS * 16]
+    shape = [PACKED_COLUMNS * 16, st.word(op)] if st.WORDS in op.attributes else [PACKED_COLUMNS * 16]
     most = blocks.resident(caches) if isinstance(size, int) and size <= rows else caches.first
     packed = all(st.owner(v) is None and len(st.shape(v)) == 2 + len(shape) and [*st.shape(v)[2:]] == shape for v in _panels(kernel, r))
     return packed and sum(_bytes(v, kernel) for v in _panels(kernel, r)) > most
@@ -163,7 +163,7 @@ def cut(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches,
     d, op = kernel.domain, kernel.domain.anchor
     step = panel_step(kernel, r, width)
     if step is None or op is None or len(d.siblings) > 1:
-        why["depth"] = "the reduction is not cut: that wants a single product, with one reduction of a known size, even for pairs, and rows"
+        why["depth"] = "the reduction is not cut: that wants a single product, with one reduction of a known size, in whole words, and rows"
         return Cut()
     length, size = d.sizes[r.reductions[0]], d.sizes[r.row]  # type: ignore[index]
     size = size if isinstance(size, int) else MANY_ROWS
@@ -188,7 +188,7 @@ def cut(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches,
     why["row_tiles"] = f"about {LEAST_NEAR} rows"
     why["group"] = f"of {panels} panels, which share the rows in cache: up to {SUM_BYTES >> 10} KB of sums"
     copied = panels >= LEAST_PANELS and copies(kernel, r) and _contiguous(kernel, r) and same_cache_sets(kernel, r)
-    why["rows_copied"] = "they lie a multiple of 4096 bytes apart, and would evict one another" if copied else "only rows that are contiguous and evict one another, for several panels, and no pairs of bf16"
+    why["rows_copied"] = "they lie a multiple of 4096 bytes apart, and would evict one another" if copied else "only rows that are contiguous and evict one another, for several panels, and no words"
     return Cut(tiles, depth, max(min(panels, SUM_BYTES // sums), 1), copied)
 
 
@@ -197,7 +197,7 @@ def copies(kernel: KernelFunction, r: Roles) -> bool:
     op = kernel.domain.anchor
     assert op is not None
     panels = op.operands[0 if r.swapped else 1]
-    return "mlirc.pairs" not in op.attributes and st.owner(panels) is None and op.operands[0] != op.operands[1]
+    return st.WORDS not in op.attributes and st.owner(panels) is None and op.operands[0] != op.operands[1]
 
 
 def _contiguous(kernel: KernelFunction, r: Roles) -> bool:
@@ -218,14 +218,14 @@ def same_cache_sets(kernel: KernelFunction, r: Roles) -> bool:
 
 
 def panel_step(kernel: KernelFunction, r: Roles, width: int) -> int | None:
-    """Bytes of a panel for one step of the reduction; None unless this is a single one of a known size, even for pairs, with rows."""
+    """Bytes of a panel for one step of the reduction; None unless this is a single one of a known size, in whole words, with rows."""
     d = kernel.domain
-    pairs = d.anchor is not None and "mlirc.pairs" in d.anchor.attributes
+    word = st.word(d.anchor) if d.anchor is not None and st.WORDS in d.anchor.attributes else 1
     if len(r.reductions) != 1 or r.row is None or r.lane is None:
         return None
     length = d.sizes[r.reductions[0]]
     panel = next((a for a in kernel.accesses.items if a.op == d.anchor and not a.store and not a.steps.get(r.row)), None)
-    if not isinstance(length, int) or panel is None or pairs and length % 2:
+    if not isinstance(length, int) or panel is None or length % word:
         return None
     return width * builders.element_type(panel.value).width // 8
 

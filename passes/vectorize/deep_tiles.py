@@ -29,7 +29,7 @@ from .kernel import KernelFunction
 from .lanes import Number
 from .memory import Memory
 from .nest import Values, loop
-from .tiles import PAIRS, Block, Span, Tiles
+from .tiles import WORDS, Block, Span, Tiles
 
 
 def vectorize_deep_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
@@ -43,7 +43,7 @@ class DeepTiles(Groups, Tiles):
 
     begin: Number = 0
     end: Number = 0
-    """Of a chunk, in pairs."""
+    """Of a chunk, in words."""
     last = False
     """Whether it is the last one."""
     corner: Number = 0
@@ -51,7 +51,7 @@ class DeepTiles(Groups, Tiles):
 
     def _steps_of_copy(self) -> int:
         assert self.s.chunk is not None and self.s.depth is not None
-        return max(self.s.chunk, self.whole * 2 - self._last_begin() * 2) // (2 * PAIRS) + bool(self.rest)
+        return max(self.s.chunk, self.whole * 2 - self._last_begin() * 2) // (2 * WORDS) + bool(self.rest)
 
     def _rows_of_scratch(self) -> int:
         return self._rows_of_copy() * self.s.group
@@ -60,7 +60,7 @@ class DeepTiles(Groups, Tiles):
         return self.e.math.add(self.corner, super()._place(row, block))
 
     def _last_begin(self) -> int:
-        """The first pair of the last block of k."""
+        """The first word of the last block of k."""
         assert self.s.depth is not None
         step = self.s.depth // 2
         return (self.whole - 1) // step * step
@@ -81,7 +81,7 @@ class DeepTiles(Groups, Tiles):
 
         def chunk(begin: Number, end_: Number, is_last: bool) -> None:
             self.begin, self.end, self.last, self.copy_begin = begin, end_, is_last, begin
-            self._copy_pairs(m.mul(first, self.width), row_block, begin, end_)
+            self._copy_words(m.mul(first, self.width), row_block, begin, end_)
 
             def lanes(p: Number, _: Values) -> Values:
                 self.corner = m.mul(m.sub(p, first), rows)
@@ -112,10 +112,10 @@ class DeepTiles(Groups, Tiles):
 
         loop(self.e, self.begin, self.end, step, [], part)
 
-    def _ahead(self, span: Span, pair: Number, panel: Memory) -> Number:
+    def _ahead(self, span: Span, word: Number, panel: Memory) -> Number:
         """Behind the end of a chunk comes the same chunk of the next panel."""
         m = self.e.math
         length = m.sub(self.end, self.begin)
         place = m.add(m.sub(span.begin, self.begin), m.mul(m.sub(span.end, span.begin), 2))
         panels, target = m.floordiv(place, length), m.add(self.begin, m.mod(place, length))
-        return m.add(m.mul(m.sub(target, pair), panel.strides[-3]), m.mul(panels, panel.strides[-4]))
+        return m.add(m.mul(m.sub(target, word), panel.strides[-3]), m.mul(panels, panel.strides[-4]))

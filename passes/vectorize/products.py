@@ -3,7 +3,7 @@
     sums[rows][columns] = 0
     for outer reductions, in blocks where they are long:
       for k: b = B[k, lanes]; for each row: sums[row] += A[row, k] * b        an fma on vectors
-                                                                              pairs of bf16: vdpbf16ps
+                                                                              words of two bf16 or i16, or four bytes (`words`)
                                                                               taps that rows share: each place is loaded once
 """
 
@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...dialects import builders
-from ...dialects.mlir import arith, ir, math, memref, vector, x86
+from ...dialects.mlir import arith, ir, math, memref, vector
 from .. import structure as st
 from ..strategy import ContractionStrategy
 from ..strategy.common import PACKED_COLUMNS
-from . import long_sums
+from . import long_sums, words
 from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number
@@ -50,7 +50,7 @@ class Products:
         """How many rows of a tile there are, where that is known at run time only: at least one."""
         self.reading: tuple[Number, Number] = (0, 1)
         """Of the register tiles that read a panel one after the other: the first row, and how many they are."""
-        self.each_step = 1 if strategy.pairs is None else 2
+        self.each_step = 1 if strategy.words is None else st.word(self.op)  # type: ignore[arg-type]
         """Elements of the reduction in a step."""
         self.env: dict[int, Index] = {}
         """Where the code is, by class."""
@@ -61,7 +61,7 @@ class Products:
     def _products(self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None]) -> Values:
         """The sums of one register tile."""
         start = self.e.math.splat(self.e.value(self.op.operands[2], ()))  # type: ignore[union-attr]
-        order = sorted(self.r.reductions, key=lambda c: c in (self.s.pairs, self.s.shared))
+        order = sorted(self.r.reductions, key=lambda c: c in (self.s.words, self.s.shared))
         return self._reduce(order, rows, lanes, masks, [start] * (len(rows) * len(lanes)))
 
     def _range(self, c: int) -> tuple[Number, Number]:
@@ -82,16 +82,16 @@ class Products:
             m = self.e.math
             begin, size = self._range(classes[0])
             fetch = self._fetching_panel(rows[0], lanes[0]) if self.s.fetch_ahead and len(classes) == 1 else None
-            if classes[0] != self.s.pairs:
+            if classes[0] != self.s.words:
                 return self._in_blocks(classes, acc, step, fetch)
             begin, end = m.floordiv(begin, self.each_step), m.floordiv(size, self.each_step)
             acc = self._steps(begin, end, acc, lambda i, values: step(m.mul(i, self.each_step), values), fetch)
-            if isinstance(size, int) and size % 2:  # blocks are even
-                self.env[classes[0]] = Index(size - 1)
-                acc = self._multiply_pairs(rows, lanes, acc, half=True)
+            if isinstance(size, int) and (rest := size % self.each_step):  # blocks are whole words
+                self.env[classes[0]] = Index(size - rest)
+                acc = self._multiply_words(rows, lanes, acc, rest)
             return acc
-        if self.s.pairs is not None:
-            return self._multiply_pairs(rows, lanes, acc)
+        if self.s.words is not None:
+            return self._multiply_words(rows, lanes, acc, self.each_step)
         e = self.e
         e.math.enter()
         out = list(acc)
@@ -209,39 +209,48 @@ class Products:
         e.math.leave()
         return out
 
-    def _multiply_pairs(self, rows: list[Index], lanes: list[Index], acc: Values, half: bool = False) -> Values:
-        """Two bf16 of every row, broadcast as 32 bits, times pairs of the packed operand; with `half` the first is the last of its row."""
+    def _multiply_words(self, rows: list[Index], lanes: list[Index], acc: Values, elements: int) -> Values:
+        """A word of every row, broadcast, times words of the packed operand; fewer elements than a word are the last of their rows."""
         e, op = self.e, self.op
         assert op is not None
         e.math.enter()
-        bf16, i32 = ir.BF16Type.get(), ir.IntegerType.get_signless(32)
-        wide = ir.VectorType.get([2 * e.lanes], bf16)
         packed = 0 if self.r.swapped else 1
-        places = [(e.memory[v], m) for v, m in list(zip(op.operands, st.maps(op)))[:2]]
-
-        def load(n: int, kind: ir.Type) -> ir.Value:
-            place, m = places[n]
-            at = e.offset(place, tuple(self._address(x, self._loops(op)) for x in m.results))
-            key = ("pair", n, at.base)
-            return e.math.once(key, lambda: vector.load(kind, place.buffer, [e.math.value(at.base)]))
-
+        flags = st.unsigned(op)
         out = []
         for i, row in enumerate(rows):
             for lane, total in zip(lanes, acc[i * len(lanes) :]):
                 self._set(row, Index(lane.base))
-                b = load(packed, wide)
-                two = load(1 - packed, ir.VectorType.get([1 if half else 2], bf16))
-
-                def spread(two: ir.Value = two) -> ir.Value:
-                    width = ir.IntegerType.get_signless(16) if half else i32
-                    word = vector.extract(vector.bitcast(ir.VectorType.get([1], width), two), [], [0])
-                    word = arith.extui(i32, word) if half else word
-                    return vector.bitcast(wide, vector.broadcast(ir.VectorType.get([e.lanes], i32), word))
-
-                a = e.math.once(("spread", two), spread)
-                out.append(x86.avx512_dot(total, a, b))
+                b = self._load_words(packed, self.each_step * e.lanes)
+                a = e.math.once(("word", row.base, self._word_at(1 - packed)), lambda b=b: self._spread(1 - packed, elements, b.type))
+                out.append(words.dot(total, (a, flags[1 - packed]), (b, flags[packed])))
         e.math.leave()
         return out
+
+    def _word_at(self, n: int) -> Number:
+        """Where the words of an operand are."""
+        place, m = self.e.memory[self.op.operands[n]], st.maps(self.op)[n]  # type: ignore[union-attr, arg-type]
+        return self.e.offset(place, tuple(self._address(x, self._loops(self.op)) for x in m.results)).base  # type: ignore[arg-type]
+
+    def _load_words(self, n: int, elements: int, behind: int = 0) -> ir.Value:
+        """So many elements of an operand, `behind` the place of its word."""
+        e, at = self.e, self.e.math.add(self._word_at(n), behind)
+        place = e.memory[self.op.operands[n]]  # type: ignore[union-attr]
+        kind = ir.VectorType.get([elements], place.element)
+        return e.math.once(("elements", n, at, elements), lambda: vector.load(kind, place.buffer, [e.math.value(at)]))
+
+    def _spread(self, n: int, elements: int, kind: ir.Type) -> ir.Value:
+        """A word of an operand in all lanes of a vector of elements; a part of one, in pieces of 1 and 2 elements, with zeros behind."""
+        i32, width = ir.IntegerType.get_signless(32), 32 // self.each_step
+        word, done = None, 0
+        for piece in (4, 2, 1):
+            if elements & piece:
+                part = self._load_words(n, piece, done)
+                whole = ir.IntegerType.get_signless(piece * width)
+                part = vector.extract(vector.bitcast(ir.VectorType.get([1], whole), part), [], [0])
+                part = part if piece * width == 32 else arith.extui(i32, part)
+                part = arith.shli(part, builders.constant(i32, done * width)) if done else part
+                word, done = part if word is None else arith.ori(word, part), done + piece
+        return vector.bitcast(kind, vector.broadcast(ir.VectorType.get([self.e.lanes], i32), word))
 
     def _set(self, row: Index, lane: Index) -> None:
         if self.s.row is not None:
@@ -267,12 +276,12 @@ class Products:
         loops = self._loops(op)
         kind = builders.element_type(op.results[0])
         out = []
-        for v, m in list(zip(op.operands, st.maps(op)))[:2]:
+        for v, m, unsigned in zip(op.operands, st.maps(op), st.unsigned(op)):
             point = tuple(self._address(x, loops) for x in m.results)
             mask, e.mask = e.mask, e.mask if any(not i.uniform for i in point) else None
             got = e.value(v, point)
             e.mask = mask
-            out.append(e.math.once(("wide", got), lambda got=got: _widen(got, kind)))
+            out.append(e.math.once(("wide", got), lambda got=got, unsigned=unsigned: _widen(got, kind, unsigned)))
         return out[0], out[1]
 
     def _address(self, x: ir.AffineExpr, loops: list[Index]) -> Index:
@@ -295,12 +304,12 @@ class Products:
         return math.fma(a, b, acc)
 
 
-def _widen(v: ir.Value, element: ir.Type) -> ir.Value:
+def _widen(v: ir.Value, element: ir.Type, unsigned: bool) -> ir.Value:
     """To the accumulator's type."""
     have = v.type.element_type if isinstance(v.type, ir.VectorType) else v.type
     if have == element:
         return v
     kind = ir.VectorType.get(list(v.type.shape), element) if isinstance(v.type, ir.VectorType) else element
     if isinstance(element, ir.IntegerType):
-        return arith.extsi(kind, v)
+        return (arith.extui if unsigned else arith.extsi)(kind, v)
     return arith.extf(kind, v)

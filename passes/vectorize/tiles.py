@@ -7,7 +7,7 @@
           for 32 rows of the row block:
             c[2][2] = 0, or from the scratch
             for k in steps of 32:
-              a[2] = rows, 32 bf16 each; b[2] = packed pairs [k/2][32 columns][2]; c += a * b
+              a[2] = rows, 32 bf16 each; b[2] = packed words [k/2][32 columns][2]; c += a * b
               the last block of k?  for some of the 32 rows before: store epilogue(scratch[row])
             scratch = c
           the last block of k?  for the last 32 rows: store epilogue(scratch[row])
@@ -46,7 +46,7 @@ SIDE = 16
 """Rows, and f32 columns, of a tile register."""
 DEPTH = 32
 """bf16 of k in a tile row."""
-PAIRS = DEPTH // 2
+WORDS = DEPTH // 2
 LINE = 32
 """bf16 in a line of the cache."""
 RING = 4 * SIDE
@@ -54,7 +54,7 @@ RING = 4 * SIDE
 
 
 def vectorize_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
-    """Build the module of a bf16 contraction whose second operand is packed in pairs."""
+    """Build the module of a bf16 contraction whose second operand is packed in words."""
     emitter = Tiles(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
@@ -86,7 +86,7 @@ LOAD_ONCE = "llvm.x86.tileloaddt164.internal"
 
 @dataclass(frozen=True)
 class Span:
-    """A block of k, in pairs: sums begin with the first one, and are whole after the last."""
+    """A block of k, in words: sums begin with the first one, and are whole after the last."""
 
     begin: Number
     end: Number
@@ -129,14 +129,14 @@ class Tiles(Contraction):
         super().__init__(kernel, strategy)
         self.left = self.width
         """Lanes of the block that is being built."""
-        depth = kernel.domain.sizes[strategy.pairs]  # type: ignore[index]
+        depth = kernel.domain.sizes[strategy.words]  # type: ignore[index]
         assert isinstance(depth, int)
-        self.whole, self.rest = depth // DEPTH * PAIRS, depth % DEPTH
+        self.whole, self.rest = depth // DEPTH * WORDS, depth % DEPTH
         """Pairs of k in whole tiles, and what is left, in elements."""
         self.copied = 0 if strategy.rows_copied else self.whole
-        """The pair from which on the rows of a block are read from a copy."""
+        """The word from which on the rows of a block are read from a copy."""
         self.copy_begin: Number = self.copied
-        """The first pair in the copy."""
+        """The first word in the copy."""
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         assert self.s.row is not None
@@ -186,7 +186,7 @@ class Tiles(Contraction):
 
     def _steps_of_copy(self) -> int:
         """Of k, which the memory for a copy has room for."""
-        return (self.whole - self.copied) // PAIRS + bool(self.rest)
+        return (self.whole - self.copied) // WORDS + bool(self.rest)
 
     def _rows_of_scratch(self) -> int:
         """Where k is not cut, sums are kept until the epilogue of the next 32 rows only."""
@@ -214,18 +214,18 @@ class Tiles(Contraction):
         """From the rows of a block, or from what is left of them, once for all panels."""
         m = self.e.math
         if self.s.lanes_first:
-            self._copy_pairs(first, row_block, self.copied, self.whole)
+            self._copy_words(first, row_block, self.copied, self.whole)
             return
         new = [arith.cmpi(arith.CmpIPredicate.eq, m.value(a), m.value(b)) for a, b in ((first, 0), self.position)]
         branch = scf.IfOp(arith.ori(*new))
         with ir.InsertionPoint(branch.then_block):
             m.enter()
-            self._copy_pairs(first, row_block, self.copied, self.whole)
+            self._copy_words(first, row_block, self.copied, self.whole)
             scf.YieldOp([])
             m.leave()
 
-    def _copy_pairs(self, first: Number, row_block: Number, begin: Number, end: Number) -> None:
-        """[k / 32][row][32], of k from `begin` to `end`, in pairs; what is left of k after all whole tiles comes behind the last of these."""
+    def _copy_words(self, first: Number, row_block: Number, begin: Number, end: Number) -> None:
+        """[k / 32][row][32], of k from `begin` to `end`, in words; what is left of k after all whole tiles comes behind the last of these."""
         e, m = self.e, self.e.math
         lo, hi = self._present_rows(row_block)
         start = lo if self.height < SIDE else m.minimum(lo, m.sub(hi, self.height))
@@ -234,25 +234,25 @@ class Tiles(Contraction):
         mask = vector.constant_mask(ir.VectorType.get([DEPTH], i1), [self.rest])
 
         def row(r: Number, _: Values) -> Values:
-            def copy(pair: Number, rest: bool) -> Values:
-                self.env[self.s.pairs] = Index(m.mul(pair, 2))  # type: ignore[index]
+            def copy(word: Number, rest: bool) -> Values:
+                self.env[self.s.words] = Index(m.mul(word, 2))  # type: ignore[index]
                 place, at = self._operand_at(1 if self.r.swapped else 0, Index(r), Index(first))
                 where = [m.value(at.base)]
                 part = vector.maskedload(kind, place.buffer, where, mask, zeros) if rest else vector.load(kind, place.buffer, where)
-                vector.store(part, self.copy.buffer, [self._copy_of(r, lo, pair)])
+                vector.store(part, self.copy.buffer, [self._copy_of(r, lo, word)])
                 return []
 
-            loop(e, begin, end, PAIRS, [], lambda pair, _: copy(pair, rest=False))
+            loop(e, begin, end, WORDS, [], lambda word, _: copy(word, rest=False))
             if self.rest and end == self.whole:
                 copy(self.whole, rest=True)
             return []
 
         loop(e, start, hi, 1, [], row)
 
-    def _copy_of(self, row: Number, lo: Number, pair: Number) -> ir.Value:
+    def _copy_of(self, row: Number, lo: Number, word: Number) -> ir.Value:
         """Where the copy of a row is, of a block that begins with row `lo`."""
         m, rows = self.e.math, self._rows_of_copy()
-        step = m.floordiv(m.sub(pair, self.copy_begin), PAIRS)
+        step = m.floordiv(m.sub(word, self.copy_begin), WORDS)
         return m.value(m.mul(m.add(m.mul(step, rows), m.add(m.sub(row, lo), self.height)), DEPTH))
 
     def _tail(self, first: Number, left: Number, row_block: Number) -> None:
@@ -264,11 +264,11 @@ class Tiles(Contraction):
     def _rows(self, first: Number | None, columns: int, masks: Sequence[ir.Value | None] | None, row_block: Number) -> None:
         """A row block and a lane block."""
         e, m = self.e, self.e.math
-        assert first is not None and self.s.pairs is not None
-        pairs, step = self.whole, self.whole if self.s.depth is None else self.s.depth // 2
+        assert first is not None and self.s.words is not None
+        words, step = self.whole, self.whole if self.s.depth is None else self.s.depth // 2
         block = self._block(first, masks, row_block)
-        parts = -(-pairs // step) if pairs else 1
-        self._products_of(block, Span(0, min(step, pairs), True, parts == 1))
+        parts = -(-words // step) if words else 1
+        self._products_of(block, Span(0, min(step, words), True, parts == 1))
 
         def middle(begin: Number, _: Values) -> Values:
             self._products_of(block, Span(begin, m.add(begin, step), False, False))
@@ -276,7 +276,7 @@ class Tiles(Contraction):
 
         loop(e, step, (parts - 1) * step, step, [], middle)
         if parts > 1:
-            self._products_of(block, Span((parts - 1) * step, pairs, False, True))
+            self._products_of(block, Span((parts - 1) * step, words, False, True))
 
     def _block(self, first: Number, masks: Sequence[ir.Value | None] | None, row_block: Number) -> Block:
         lanes = [Index(self.e.math.add(first, j), 1) for j in range(0, self.left, self.e.lanes)]
@@ -357,10 +357,10 @@ class Tiles(Contraction):
             acc = [x86.amx_tile_zero(kind) for _ in places]
         else:
             acc = [x86.amx_tile_load(kind, self.scratch, [at], stride=stride) for at in places]
-        outer = [c for c in self.r.reductions if c != self.s.pairs]
+        outer = [c for c in self.r.reductions if c != self.s.words]
         acc = self._sum(outer, rows, block, span, acc, pending)
         if span.last and self.rest:
-            self.env[self.s.pairs] = Index(2 * self.whole)  # type: ignore[index]
+            self.env[self.s.words] = Index(2 * self.whole)  # type: ignore[index]
             acc = self._multiply_tiles(rows, lambda row: self._copied_tile(row, self.whole, block), block, acc)
         for at, total in zip(places, acc):
             x86.amx_tile_store(self.scratch, [at], total, stride=stride)
@@ -380,20 +380,20 @@ class Tiles(Contraction):
 
             return loop(e, 0, self._size(e, classes[0]), 1, acc, outer)
 
-        def step(pair: Number, values: Values) -> Values:
+        def step(word: Number, values: Values) -> Values:
             m.enter()
-            self.env[self.s.pairs] = Index(m.mul(pair, 2))  # type: ignore[index]
-            load = (lambda row: self._copied_tile(row, pair, block)) if self.copied < self.whole else (lambda row: self._row_tile(row, block))
+            self.env[self.s.words] = Index(m.mul(word, 2))  # type: ignore[index]
+            load = (lambda row: self._copied_tile(row, word, block)) if self.copied < self.whole else (lambda row: self._row_tile(row, block))
             out = self._multiply_tiles(rows, load, block, values)
             if self.s.fetch_ahead and len(rows) == 2:
-                self._fetch(pair, m.sub(rows[0], block.begin), block, span)
+                self._fetch(word, m.sub(rows[0], block.begin), block, span)
             if pending is not None:
-                steps = m.floordiv(m.sub(span.end, span.begin), PAIRS)
-                self._some_of(pending, m.add(m.mul(done, steps), m.floordiv(m.sub(pair, span.begin), PAIRS)), self._steps(span), block)
+                steps = m.floordiv(m.sub(span.end, span.begin), WORDS)
+                self._some_of(pending, m.add(m.mul(done, steps), m.floordiv(m.sub(word, span.begin), WORDS)), self._steps(span), block)
             m.leave()
             return out
 
-        return loop(e, span.begin, span.end, PAIRS, acc, step)
+        return loop(e, span.begin, span.end, WORDS, acc, step)
 
     def _row_tile(self, row: Number, block: Block) -> ir.Value:
         """Of the rows from `row` on, at this k."""
@@ -404,16 +404,16 @@ class Tiles(Contraction):
             return load_once(kind, place, where, stride)
         return x86.amx_tile_load(kind, place.buffer, [where], stride=stride)
 
-    def _copied_tile(self, row: Number, pair: Number, block: Block) -> ir.Value:
+    def _copied_tile(self, row: Number, word: Number, block: Block) -> ir.Value:
         """The same from the copy."""
         kind, stride = tile(self.height, DEPTH, "bf16"), self.e.math.value(DEPTH)
-        return load_once(kind, self.copy, self._copy_of(row, block.begin, pair), stride)
+        return load_once(kind, self.copy, self._copy_of(row, block.begin, word), stride)
 
     def _panel_tile(self, j: int, block: Block) -> ir.Value:
         """Of the packed operand at this k: the `j`-th of the block's tiles."""
         m = self.e.math
         place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(m.add(block.first, j * SIDE)))
-        return x86.amx_tile_load(tile(PAIRS, 2 * SIDE, "bf16"), place.buffer, [m.value(at.base)], stride=m.value(place.strides[-3]))
+        return x86.amx_tile_load(tile(WORDS, 2 * SIDE, "bf16"), place.buffer, [m.value(at.base)], stride=m.value(place.strides[-3]))
 
     def _multiply_tiles(self, rows: list[Number], load: Callable[[Number], ir.Value], block: Block, acc: Values) -> Values:
         """Each tile is loaded right before the first product that needs it: the unit starts with two of four."""
@@ -429,8 +429,8 @@ class Tiles(Contraction):
 
     def _steps(self, span: Span) -> int:
         """Of k in tiles, those of all iterations of the outer reductions."""
-        sizes = [self._size(self.e, c) for c in self.r.reductions if c != self.s.pairs]
-        return math.prod(sizes) * (span.end - span.begin) // PAIRS  # type: ignore[arg-type, operator, return-value]
+        sizes = [self._size(self.e, c) for c in self.r.reductions if c != self.s.words]
+        return math.prod(sizes) * (span.end - span.begin) // WORDS  # type: ignore[arg-type, operator, return-value]
 
     def _some_of(self, pending: Pending, step: Number, steps: int, block: Block) -> None:
         """The epilogue of the rows that a step has of those that are pending."""
@@ -440,7 +440,7 @@ class Tiles(Contraction):
         present = arith.select(pending.there, m.value(count), m.value(0))
         self._epilogue_of(m.add(pending.row, first), present, m.add(pending.place, first), block)
 
-    def _fetch(self, pair: Number, place: Number, block: Block, span: Span) -> None:
+    def _fetch(self, word: Number, place: Number, block: Block, span: Span) -> None:
         """Fetch a part of a block of the panel into the second-level cache: each of the register tiles its share of a step's lines, those
         of rows from `place` on in the block.
 
@@ -448,19 +448,19 @@ class Tiles(Contraction):
         """
         m, each = self.e.math, -(-fetched_lines(self.width, self.s.row_tiles) // self.s.streams)
         panel, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(block.first))
-        behind = self._ahead(span, pair, panel)
-        steps = m.floordiv(m.sub(span.end, span.begin), PAIRS)
-        step = m.add(m.mul(m.floordiv(place, 2 * SIDE), steps), m.floordiv(m.sub(pair, span.begin), PAIRS))
+        behind = self._ahead(span, word, panel)
+        steps = m.floordiv(m.sub(span.end, span.begin), WORDS)
+        step = m.add(m.mul(m.floordiv(place, 2 * SIDE), steps), m.floordiv(m.sub(word, span.begin), WORDS))
         start = m.add(m.add(at.base, behind), m.mul(step, each * LINE))
         for stream in range(self.s.streams):
             first = m.add(start, m.mul(steps, stream * self.s.row_tiles * each * LINE))
             for line in range(each):
                 memref.prefetch(panel.buffer, [m.value(m.add(first, line * LINE))], False, 2, True)
 
-    def _ahead(self, span: Span, pair: Number, panel: Memory) -> Number:
-        """Elements from this pair to the block after the next one: panels lie one behind the other."""
+    def _ahead(self, span: Span, word: Number, panel: Memory) -> Number:
+        """Elements from this word to the block after the next one: panels lie one behind the other."""
         m = self.e.math
-        return m.mul(m.sub(m.mul(span.end, 2), m.add(span.begin, pair)), panel.strides[-3])
+        return m.mul(m.sub(m.mul(span.end, 2), m.add(span.begin, word)), panel.strides[-3])
 
     def _epilogue_of(self, row: Number, count: Number, place: Number, block: Block) -> None:
         """Store what becomes of the sums of rows from `row` on, which are in the scratch from row `place` on."""

@@ -8,7 +8,7 @@ from mlirc.passes.fill_tiles import fill_tiles
 from mlirc.passes.pack import PackShape
 from mlirc.tests.passes.graph_text import check, function, generic
 
-TILES = PackShape(32, pairs=True, depth=32)
+TILES = PackShape(32, frozenset({"bf16"}), 16)
 PRODUCT = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\n%m = arith.mulf %u, %v : f32\n%o = arith.addf %a2, %m : f32"
 
 
@@ -66,4 +66,4 @@ def test_channels_of_groups_are_padded():
 )
 def test_others_stay_as_they_are(text):
     check(text, run, "CHECK-NOT: tensor.pad\nCHECK-NOT: collapse_shape\nCHECK: mlirc.kind = \"convolution\"")
-    check(convolution(3, 7), lambda f: fill_tiles(f, PackShape(32, pairs=True)), "CHECK-NOT: tensor.pad")
+    check(convolution(3, 7), lambda f: fill_tiles(f, PackShape(32, frozenset({"bf16"}))), "CHECK-NOT: tensor.pad")

@@ -7,7 +7,7 @@ from mlirc.tests.passes.graph_text import check, function, generic
 
 PRODUCT = "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32"
 WIDENED = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\n%m = arith.mulf %u, %v : f32\n%o = arith.addf %a2, %m : f32"
-PAIRS = PackShape(32, pairs=True, depth=32)
+PAIRS = PackShape(32, frozenset({"bf16"}), 16)
 
 
 def product(x: str, w: str, y: str, maps: list[str], weights: str = "1") -> str:
@@ -36,7 +36,7 @@ def test_pairs_along_the_reduction_are_filled_up_with_zeros():
         CHECK: #[[PAIRS:.*]] = affine_map<(d0, d1, d2) -> (d1 floordiv 32, d2 floordiv 2, d1 mod 32, d2 mod 2)>
         CHECK: tensor.pad %{{.*}} low[0, 0] high[0, 12]
         CHECK: -> tensor<2x16x32x2xbf16>
-        CHECK: indexing_maps = [{{.*}}, #[[PAIRS]], {{.*}}mlirc.pairs = 2
+        CHECK: indexing_maps = [{{.*}}, #[[PAIRS]], {{.*}}mlirc.words = 2
     """)  # fmt: skip
 
 
@@ -58,9 +58,9 @@ def test_no_rows_are_copied_for_an_operand_that_stays_as_it_is():
     """Three rows read it: packing it, in every call, would take longer than the product."""
     check(product("tensor<64x3xbf16>", "tensor<64x70xbf16>", "tensor<3x70xf32>", COLUMNS_BY_COLUMNS, weights=""), lambda f: pack(f, PAIRS), """
         CHECK-NOT: tensor<3x64xbf16>
-        CHECK-NOT: mlirc.pairs
+        CHECK-NOT: mlirc.words
         CHECK: linalg.generic {{.*}}outs(%{{.*}} : tensor<64x3xf32>)
-        CHECK-NOT: mlirc.pairs
+        CHECK-NOT: mlirc.words
     """)  # fmt: skip
 
 

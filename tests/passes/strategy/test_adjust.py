@@ -238,7 +238,7 @@ def test_candidates_are_a_handful_of_others(name):
 @pytest.mark.parametrize("name", KERNELS)
 def test_candidates_compute_the_same(name):
     target = Target.host()
-    if name == "pairs" and not pack_shape(target).pairs:
+    if name == "pairs" and "bf16" not in pack_shape(target).words:
         pytest.skip("the CPU multiplies no pairs of bf16")
     trial = make_trial(KERNELS[name], target)
     assert isinstance(trial, Trial) and worth_trying(KERNELS[name])

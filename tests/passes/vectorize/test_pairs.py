@@ -31,7 +31,7 @@ def test_panels_are_fetched_while_those_before_are_read(rows: int, lines: int, c
     """Four steps of pairs have eight lines, and without pairs four."""
     text = LINEAR.replace("70x96", f"{rows}x1536").replace("3x48x32x2", "24x768x32x2").replace("70x80", f"{rows}x768").replace('"80"', '"768"')
     if cpu == "icelake-server":
-        text = text.replace("24x768x32x2", "24x1536x32").replace("k floordiv 2, n mod 32, k mod 2", "k, n mod 32").replace(", mlirc.pairs = 2 : i32", "")
+        text = text.replace("24x768x32x2", "24x1536x32").replace("k floordiv 2, n mod 32, k mod 2", "k, n mod 32").replace(", mlirc.words = 2 : i32", "")
         lines = -(-lines // 2)
     asm = _asm(cpu, text)
     parts = asm.split("\n.L")

@@ -35,7 +35,7 @@ func.func @kernel(%x: tensor<70x96xbf16>, %w: tensor<3x48x32x2xbf16>) -> tensor<
   %i = linalg.fill ins(%zero : f32) outs(%e : tensor<70x80xf32>) -> tensor<70x80xf32>
   %0 = linalg.generic {indexing_maps = [#a, #b, #c], iterator_types = ["parallel", "parallel", "reduction"]}
       ins(%x, %w : tensor<70x96xbf16>, tensor<3x48x32x2xbf16>) outs(%i : tensor<70x80xf32>)
-      attrs = {mlirc.kind = "contraction", mlirc.pairs = 2 : i32} {
+      attrs = {mlirc.kind = "contraction", mlirc.words = 2 : i32} {
   ^bb0(%a: bf16, %b: bf16, %s: f32):
     %u = arith.extf %a : bf16 to f32
     %v = arith.extf %b : bf16 to f32
@@ -62,7 +62,7 @@ def deep(text: str) -> str:
 def taps(text: str) -> str:
     """`LINEAR` with two reductions, of five and 96."""
     text = text.replace("(m, n, k)", "(m, n, j, k)").replace("(m, k)", "(m, j, k)").replace("(n floordiv 32, ", "(n floordiv 32, j, ")
-    return text.replace("70x96x", "70x5x96x").replace("3x48x", "3x5x48x").replace("mlirc.pairs = 2", "mlirc.pairs = 3").replace('"reduction"', '"reduction", "reduction"')
+    return text.replace("70x96x", "70x5x96x").replace("3x48x", "3x5x48x").replace("mlirc.words = 2", "mlirc.words = 3").replace('"reduction"', '"reduction", "reduction"')
 
 
 def _asm(text: str, target: Target | None = None, adjustment: Adjustment = MODEL) -> dict[str, str]:

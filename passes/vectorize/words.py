@@ -1,0 +1,34 @@
+"""Instructions that multiply words of 32 bits, and add the products of each to a sum.
+
+    bf16    s += a0 * b0 + a1 * b1                        vdpbf16ps, f32 sums
+    i16     s += a0 * b0 + a1 * b1                        vpmaddwd and vpaddd, or vpdpwssd
+    bytes   s += a0 * b0 + a1 * b1 + a2 * b2 + a3 * b3    vpdpbusd: unsigned by signed bytes (`passes.fit_integers`)
+"""
+
+from __future__ import annotations
+
+from ...dialects.mlir import arith, ir, llvm, x86
+
+Operand = tuple[ir.Value, bool]
+"""A vector, and whether its elements are unsigned."""
+
+
+def dot(total: ir.Value, a: Operand, b: Operand) -> ir.Value:
+    """total + a * b, where total has the lanes, f32 or i32, and a and b as many words."""
+    (x, x_unsigned), (y, y_unsigned) = a, b
+    element = ir.VectorType(x.type).element_type
+    if isinstance(element, ir.BF16Type):
+        return x86.avx512_dot(total, x, y)
+    lanes = ir.VectorType(total.type).shape[0]
+    if element.width == 16:
+        return arith.addi(total, _call(PAIRS[lanes], total.type, [x, y]))
+    assert x_unsigned != y_unsigned, "of bytes one operand is unsigned"
+    return _call(FOURS[lanes], total.type, [total, x, y] if x_unsigned else [total, y, x])
+
+
+PAIRS = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+FOURS = {lanes: f"llvm.x86.avx512.vpdpbusd.{32 * lanes}" for lanes in (4, 8, 16)}
+
+
+def _call(name: str, kind: ir.Type, operands: list[ir.Value]) -> ir.Value:
+    return llvm.call_intrinsic(kind, name, operands, [], [])
