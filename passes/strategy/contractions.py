@@ -251,18 +251,24 @@ def _columns(kernel: KernelFunction, r: Roles, target: Target, n: int) -> int:
 
     Three with 16 registers: 4 x 3 sums take 7 loads for 12 products, 6 x 2 take 8. On a Zen 3 with a limit of 101 GF/s both
     reach 90 at its best, and 71 to 80 and 58 to 67 while the host's other guests keep it busy. Not for siblings, which read whole
-    packed blocks without a mask.
+    packed blocks without a mask, and not where products are added in a second step.
     """
     if r.lane is None:
         return 1
     sizes = kernel.domain.sizes
     rows = 1 if r.row is None else sizes[r.row]
     most, size = PACKED_COLUMNS, known(sizes[r.lane])
-    if target.vector_registers == 16 and len(kernel.domain.siblings) == 1 and (size % (3 * n) == 0 or size >= MANY_COLUMNS * n):
+    if target.vector_registers == 16 and len(kernel.domain.siblings) == 1 and not _in_two_steps(kernel) and (size % (3 * n) == 0 or size >= MANY_COLUMNS * n):
         most = 3
     if st.kind(kernel.domain.anchor) == "convolution" and isinstance(rows, int) and rows <= FEW_ROWS:  # type: ignore[arg-type]
         most = min(4, sum_registers(target) // max(rows, 1))
     return max(min(most, -(-size // n)), 1)
+
+
+def _in_two_steps(kernel: KernelFunction) -> bool:
+    """Whether products are in a register before they are added to a sum, as those of `vpmaddwd`, so that there is none for a third column."""
+    op = kernel.domain.anchor
+    return op is not None and st.WORDS in op.attributes and str(builders.element_type(op.operands[0])) == "i16"
 
 
 def _tiling(size: object, rows: int) -> str:
