@@ -12,11 +12,12 @@ _MODULE = "torch.ao.quantization.fx._decomposed"
 
 
 def _quantize_per_tensor(
-    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, low: int, high: int, dtype: torch.dtype
+    x: torch.Tensor, scale: torch.Tensor | float, zero_point: torch.Tensor | int, low: int, high: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The reference asks the tensors for their numbers."""
-    x = x.to(torch.float32)
-    return torch.clamp(torch.round(x * (1.0 / scale.to(torch.float32))) + zero_point, low, high).to(dtype)
+    """The reference asks tensors for their numbers. What is clamped fits 32 bits, which all vectors convert to; it converts through 64."""
+    scale = scale.to(torch.float32) if isinstance(scale, torch.Tensor) else scale
+    rounded = torch.clamp(torch.round(x.to(torch.float32) * (1.0 / scale)) + zero_point, low, high)
+    return rounded.to(torch.int32).to(dtype) if dtype.itemsize == 1 else rounded.to(dtype)
 
 
 def _dequantize_per_tensor(
@@ -32,8 +33,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     if _MODULE not in sys.modules:
         return {}
     reference, ops = sys.modules[_MODULE], torch.ops.quantized_decomposed
-    names = ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel")
+    names = ("dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel")
     out: dict[Any, Callable[..., Any]] = {getattr(ops, n).default: getattr(reference, n) for n in names}
-    out[ops.quantize_per_tensor.tensor] = _quantize_per_tensor
+    out[ops.quantize_per_tensor.default] = out[ops.quantize_per_tensor.tensor] = _quantize_per_tensor
     out[ops.dequantize_per_tensor.tensor] = _dequantize_per_tensor
     return out

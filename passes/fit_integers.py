@@ -16,6 +16,8 @@ fuses with what makes it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..dialects import builders
 from ..dialects.mlir import arith, ir
 from . import structure as st
@@ -29,7 +31,7 @@ def fit_integers(function: ir.Operation, shape: PackShape) -> None:
     """Rewrite the contractions and convolutions of bytes with sums in i32 whose columns are those of one operand."""
     weights: set[ir.Value] | None = None
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
-        if st.kind(op) not in ("contraction", "convolution") or st.word(op) != 4 or not _multiplied_in_words(op):
+        if st.kind(op) not in ("contraction", "convolution") or st.word(op) != 4 or not multiplied_in_words(op):
             continue
         layouts = Layouts(function)
         with ir.InsertionPoint(op), op.location:
@@ -41,7 +43,7 @@ def fit_integers(function: ir.Operation, shape: PackShape) -> None:
                 _shift(op, _rows(op, weights, layouts), layouts)
 
 
-def _multiplied_in_words(op: ir.Operation) -> bool:
+def multiplied_in_words(op: ir.Operation) -> bool:
     """Whether one operand has the columns, as `pack` wants it: that of a depthwise convolution are in both."""
     maps = st.maps(op)
     columns = [d for d, n in zip(st.map_dims(maps[2]), st.shape(op.results[0])) if n != 1]
@@ -60,7 +62,7 @@ def _widen(op: ir.Operation, side: int, layouts: Layouts) -> None:
     """Its operand in i16, whose sums with another are those of the bytes."""
     i16 = ir.IntegerType.get_signless(16)
     extend = arith.extui if st.unsigned(op)[side] else arith.extsi
-    op.operands[side] = _elementwise(op.operands[side], i16, layouts, lambda x: extend(i16, x))
+    op.operands[side] = elementwise(op.operands[side], i16, layouts, lambda x: extend(i16, x))
     _reinterpret(op, side, i16, arith.extsi)
 
 
@@ -68,7 +70,7 @@ def _shift(op: ir.Operation, side: int, layouts: Layouts) -> None:
     """Change the sign of the bytes of an operand, and take what that adds from the sums."""
     i8, i32 = (ir.IntegerType.get_signless(n) for n in (8, 32))
     signed = not st.unsigned(op)[side]
-    op.operands[side] = _elementwise(op.operands[side], i8, layouts, lambda x: arith.xori(x, builders.constant(i8, 128)))
+    op.operands[side] = elementwise(op.operands[side], i8, layouts, lambda x: arith.xori(x, builders.constant(i8, 128)))
     _reinterpret(op, side, i8, arith.extui if signed else arith.extsi)
     excess, loops = _sums(op, 1 - side, layouts)
     result, stored = op.results[0], st.map_dims(st.maps(op)[2])
@@ -100,14 +102,15 @@ def _sums(op: ir.Operation, side: int, layouts: Layouts) -> tuple[ir.Value, list
     return sums, [dims[i] for i in kept]  # type: ignore[misc]
 
 
-def _elementwise(value: ir.Value, element: ir.Type, layouts: Layouts, body) -> ir.Value:  # type: ignore[no-untyped-def]
+def elementwise(value: ir.Value, element: ir.Type, layouts: Layouts, body: Callable[[ir.Value], ir.Value]) -> ir.Value:
+    """A tensor of `body` of each element."""
     rank = len(st.shape(value))
     init = builders.empty(layouts.values(value), element)
     (made,) = builders.generic([value], [init], [builders.identity(rank)] * 2, "p" * rank, lambda x, _: [body(x)])
     return made
 
 
-def _reinterpret(op: ir.Operation, side: int, element: ir.Type, extend) -> None:  # type: ignore[no-untyped-def]
+def _reinterpret(op: ir.Operation, side: int, element: ir.Type, extend: Callable[..., ir.Value]) -> None:
     """The body's argument has another element type, or its elements another sign: how it is widened says so."""
     argument = op.regions[0].blocks[0].arguments[side]
     argument.set_type(element)

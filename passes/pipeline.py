@@ -18,6 +18,7 @@ from .fit_integers import fit_integers
 from .fold_transposes import fold_transposes
 from .fuse import fuse
 from .insert_slices import insert_slices
+from .integer_products import integer_products
 from .layouts import Layouts
 from .materialize import materialize
 from .merge_positions import merge_positions
@@ -88,6 +89,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "linalg": lambda graph: None,
     "canonicalize": Graph.clean,
     "insert-slices": _insert_slices,
+    "integer-products": _cleaned(integer_products),
     "merge-positions": lambda graph: merge_positions(graph.function, graph.target.has_amx_bf16),
     "fold-transposes": _cleaned(fold_transposes),
     "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),
