@@ -21,20 +21,20 @@ from ..dialects import builders
 from ..dialects.mlir import ir, linalg
 from . import structure as st
 from .layouts import Layouts
-from .pack import weights_of
+from .pack import PackShape, weights_of
 from .strategy.convolutions import gathers_taps
 from .vectorize.access import affine_form
 
 PASS_NAME = "mlirc-merge-positions"
 
 
-def merge_positions(function: ir.Operation, tiles: bool) -> None:
-    """Rewrite the convolutions of bf16 of a function, for targets that have `tiles`."""
-    if not tiles:
+def merge_positions(function: ir.Operation, shape: PackShape) -> None:
+    """Rewrite the convolutions of a function whose operands AMX takes in tiles, for targets whose rows of k have several words."""
+    if shape.row == 1:
         return
     weights = weights_of(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
-        if st.kind(op) != "convolution" or not st.reads_bf16(op):
+        if st.kind(op) != "convolution" or shape.word(op) == 1:
             continue
         pointwise = _is_pointwise(op)
         if pointwise or _is_narrow(op, weights):

@@ -90,7 +90,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "canonicalize": Graph.clean,
     "insert-slices": _insert_slices,
     "integer-products": _cleaned(integer_products),
-    "merge-positions": lambda graph: merge_positions(graph.function, graph.target.has_amx_bf16),
+    "merge-positions": lambda graph: merge_positions(graph.function, pack_shape(graph.target)),
     "fold-transposes": _cleaned(fold_transposes),
     "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),
     "raise-collapses": _cleaned(raise_collapses, fold_transposes),

@@ -1,12 +1,13 @@
 """AMX without AMX: the tile ops as plain vector arithmetic, so that kernels for tiles can be run on any CPU.
 
-Follows the pseudo code of TILELOADD, TDPBF16PS and TILESTORED in Intel's manual, without the flush of denormals.
+Follows the pseudo code of TILELOADD, TDPBF16PS, TDPBUSD and its like, and TILESTORED in Intel's manual, without the flush of denormals.
 """
 
 import re
+from collections.abc import Callable
 
 from mlirc.dialects import builders
-from mlirc.dialects.mlir import arith, ir, math, vector
+from mlirc.dialects.mlir import arith, ir, math, memref, scf, vector
 from mlirc.passes.vectorize import entry
 from mlirc.passes.vectorize.tiles import LOAD_ONCE
 
@@ -45,7 +46,7 @@ def emulate(module: ir.Module) -> int:
                     new = _load(op, *shapes[op.results[0]])
                 case "builtin.unrealized_conversion_cast":
                     new = _load_once(op, *shapes[op.results[0]])
-                case "x86.amx.tile_mulf":
+                case "x86.amx.tile_mulf" | "x86.amx.tile_muli":
                     new = _multiply(op, shapes)
                     products += 1
                 case "x86.amx.tile_store":
@@ -103,21 +104,50 @@ def _store(op: ir.Operation, rows: int, columns: int) -> None:
 
 
 def _multiply(op: ir.Operation, shapes: dict[ir.Value, tuple[int, int]]) -> ir.Value:
+    """In loops over memory: code for each element of a tile takes LLVM half a minute a kernel."""
     a, b, c = op.operands
     rows, n = shapes[op.results[0]]
     depth = a.type.shape[0] // rows
-    wide = ir.VectorType.get([n], ir.F32Type.get())
-    parts = []
-    for pair in range(depth // 2):
-        row = _slice(b, pair * 2 * n, 2 * n)
-        for half in (0, 1):
-            lanes = vector.shuffle(row, row, list(range(half, 2 * n, 2)))
-            parts.append((2 * pair + half, arith.extf(wide, lanes)))
-    out = c
-    for r in range(rows):
-        acc = _slice(c, r * n, n)
-        for k, lanes in parts:
-            x = arith.extf(ir.F32Type.get(), vector.extract(a, [], [r * depth + k]))
-            acc = math.fma(vector.broadcast(wide, x), lanes, acc)
-        out = vector.insert_strided_slice(acc, out, [r * n], [1])
-    return out
+    element, zero = c.type.element_type, builders.index(0)
+    word = 32 // a.type.element_type.width
+    widen = [_widening(op, flag) for flag in ("isZextLhs", "isZextRhs")]
+    buffers = _buffers(op, [v.type for v in (a, b, c)])
+    for v, buffer in zip((a, b, c), buffers):
+        vector.store(v, buffer, [zero])
+    wide, one = ir.VectorType.get([n], element), builders.index(1)
+    outer = scf.ForOp(zero, builders.index(rows), one)
+    with ir.InsertionPoint(outer.body):
+        place = arith.muli(outer.induction_variable, builders.index(n))
+        start = arith.muli(outer.induction_variable, builders.index(depth))
+        inner = scf.ForOp(zero, builders.index(depth // word), one, [vector.load(wide, buffers[2], [place])])
+        with ir.InsertionPoint(inner.body):
+            row = ir.VectorType.get([word * n], b.type.element_type)
+            row = vector.load(row, buffers[1], [arith.muli(inner.induction_variable, builders.index(word * n))])
+            first = arith.addi(start, arith.muli(inner.induction_variable, builders.index(word)))
+            acc = inner.inner_iter_args[0]
+            for k in range(word):
+                lanes = widen[1](wide, vector.shuffle(row, row, list(range(k, word * n, word))))
+                x = memref.load(buffers[0], [arith.addi(first, builders.index(k))])
+                x = vector.broadcast(wide, widen[0](element, x))
+                acc = math.fma(x, lanes, acc) if op.name.endswith("f") else arith.addi(acc, arith.muli(x, lanes))
+            scf.YieldOp([acc])
+        vector.store(inner.results[0], buffers[2], [place])
+        scf.YieldOp([])
+    return vector.load(c.type, buffers[2], [zero])
+
+
+def _buffers(op: ir.Operation, kinds: list[ir.Type]) -> list[ir.Value]:
+    """Memory for vectors of these types, of the function that the op is in."""
+    body = op.parent
+    while body.name != "func.func":
+        body = body.operation.parent
+    with ir.InsertionPoint.at_block_begin(body.regions[0].blocks[0]):
+        types = [ir.MemRefType.get(list(kind.shape), kind.element_type) for kind in kinds]
+        return [memref.AllocaOp(kind, [], [], alignment=64).result for kind in types]
+
+
+def _widening(op: ir.Operation, flag: str) -> Callable[[ir.Type, ir.Value], ir.Value]:
+    """Of an operand, to the type of the sums."""
+    if op.name.endswith("f"):
+        return arith.extf
+    return arith.extui if flag in op.attributes else arith.extsi

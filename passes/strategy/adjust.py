@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ...dialects import builders
 from ...errors import OptionError
+from .. import structure as st
 from . import tiles
 from .common import PACKED_COLUMNS, known, lanes, product
 from .contractions import ContractionStrategy, short_tiles, steps_together, sum_registers
@@ -229,14 +230,16 @@ def _impossible_depth(kernel: KernelFunction, model: ContractionStrategy, s: Con
     width = s.columns * s.lanes
     if s.tiles:
         length = known(kernel.domain.sizes[s.words])  # type: ignore[index]
-        if s.depth % 32 or not 32 <= s.depth < length:  # type: ignore[operator]
-            return f"valid: multiples of 32 below {length}, or none"
+        row = tiles.row_length(kernel)
+        if s.depth % row or not row <= s.depth < length:  # type: ignore[operator]
+            return f"valid: multiples of {row} below {length}, or none"
         return ""
     if s.dot is not None or s.shared is not None or len(kernel.domain.siblings) > 1 or panel_step(kernel, r, width) is None:
         return "its reduction cannot be cut in blocks; valid: none"
     length = known(kernel.domain.sizes[r.reductions[0]])
-    if s.depth % 2 or not 2 <= s.depth < length:  # type: ignore[operator]
-        return f"valid: even numbers from 2 to {length - 2}, or none"
+    step = 2 if s.words is None else st.word(kernel.domain.anchor)  # type: ignore[arg-type]
+    if s.depth % step or not step <= s.depth < length:  # type: ignore[operator]
+        return f"valid: {'even numbers' if step == 2 else f'multiples of {step}'} from {step} to {length - step}, or none"
     element = builders.element_type(kernel.domain.anchor.results[0]).width // 8  # type: ignore[union-attr]
     if (sums := s.rows * s.row_tiles * s.group * width * element) > _STACK:
         return f"rows, columns, row_tiles and group make {sums >> 10} KB of sums between blocks; valid: up to {_STACK >> 10} KB"
@@ -266,14 +269,14 @@ def _impossible_copy(kernel: KernelFunction, s: ContractionStrategy) -> str:
     reductions = r.reductions
     if s.depth is not None and not s.tiles:
         if not copies(kernel, r):
-            return "rows_copied=true is impossible for this kernel; valid: false (not for pairs of bf16, or an operand that is not packed)"
+            return "rows_copied=true is impossible for this kernel; valid: false (not for words, or an operand that is not packed)"
         element = builders.element_type(kernel.domain.anchor.operands[1 if r.swapped else 0]).width // 8  # type: ignore[union-attr]
         size = s.rows * s.row_tiles * copy_pitch(s.depth, element) * element
         return f"rows, row_tiles and depth make a copy of {size >> 10} KB; valid: up to {_STACK >> 10} KB" if size > _STACK else ""
     if not s.tiles or s.lanes_first or len(reductions) > 1:
         return "rows_copied=true is impossible for this kernel; valid: false (only products on tiles with the lanes innermost read copies, and others with depth)"
     length = product(reductions, kernel.domain.sizes) if s.chunk is None else s.chunk
-    size = tiles.copy_bytes(s.rows * s.row_tiles, 2 * length)
+    size = tiles.copy_bytes(s.rows * s.row_tiles, 64 // tiles.row_length(kernel) * length)
     if size > tiles.COPY_BYTES:
         return f"rows and row_tiles make a copy of {size >> 10} KB; valid: up to {tiles.COPY_BYTES >> 10} KB"
     return ""

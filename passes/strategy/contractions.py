@@ -117,15 +117,15 @@ def _streamed(kernel: KernelFunction, r: Roles, target: Target, s: ContractionSt
 
 
 def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy | None:
-    """Products of bf16 whose sums are in tile registers (AMX), and the blocks of rows that go with them."""
+    """Products of bf16 or bytes whose sums are in tile registers (AMX), and the blocks of rows that go with them."""
     d = kernel.domain
     if not tiles.possible(kernel, r, s.words, s.lanes, target):
         return None
     size = known(d.sizes[r.row])  # type: ignore[index]
     rows, columns = size if size <= 16 else 32, min(_columns(kernel, r, target, s.lanes), 2)
-    width = columns * s.lanes
-    s.why["rows"], s.why["tiles"] = f"tile registers have 16 rows; {size} rows", "bf16 in pairs, the reduction in whole tiles of 32"
-    depth, s.why["depth"] = tiles.depth(d.sizes[s.words], width * 2, target.caches)  # type: ignore[index, arg-type]
+    width, row = columns * s.lanes, tiles.row_length(kernel)
+    s.why["rows"], s.why["tiles"] = f"tile registers have 16 rows; {size} rows", f"words of {st.word(kernel.domain.anchor)} elements, the reduction in whole rows of {tiles.row_length(kernel)}"
+    depth, s.why["depth"] = tiles.depth(d.sizes[s.words], width * 64 // row, row, target.caches)  # type: ignore[index, arg-type]
     first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)
     first = first and bool(r.outer)
     around = tiles.row_blocks(kernel, r, rows, first, None if contiguous_rows(kernel, r) else depth, target.caches, s.why)
@@ -388,7 +388,7 @@ def pack_shape(target: Target) -> PackShape:
         words.add("bf16")
     if target.has_vnni or target.has_amx_int8:
         words.add("i8")
-    return PackShape(target.vector_bits // 16, frozenset(words), 16 if target.has_amx_bf16 else 1)
+    return PackShape(target.vector_bits // 16, frozenset(words), 16 if target.has_amx_bf16 or target.has_amx_int8 else 1)
 
 
 def _words(kernel: KernelFunction) -> int | None:

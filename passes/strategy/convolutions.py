@@ -1,4 +1,4 @@
-"""Which convolutions of bf16 are made products whose rows and reductions fill AMX tiles, and how."""
+"""Which convolutions of bf16 or bytes are made products whose rows and reductions fill AMX tiles, and how."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def fills(columns: int, grouped: bool) -> bool:
 def merges_taps(taps: int, others: int, channels: int, columns: int, depth: int) -> bool:
     """Whether a line's taps and the channels are better off in one loop than channels filled up with zeros.
 
-    taps: along a line; others: of the other dims; columns: output channels; depth: elements of k in a row of a tile.
+    taps: along a line; others: of the other dims; columns: output channels; depth: elements of k in a row of a tile, 64 bytes.
     """
 
     def cycles(blocks: int, copied: int) -> float:
-        return blocks * others * -(-columns // SIDE) + 2 * depth * copied / BYTES_PER_CYCLE
+        return blocks * others * -(-columns // SIDE) + 64 * copied / BYTES_PER_CYCLE
 
     merged, padded = -(-taps * channels // depth), -(-channels // depth)
     return cycles(merged, merged) < cycles(taps * padded, padded)

@@ -1,4 +1,4 @@
-"""Products of bf16 on AMX tiles: the sizes of their blocks.
+"""Products on AMX tiles, of bf16 (here) or bytes: the sizes of their blocks.
 
 A step of k takes four products of 16x16x32, 64 cycles, and 4 KB of operands: twice what the second-level cache delivers in that time
 beside everything else. So one of the operands comes from the first level: a block of the panel, which several register tiles share.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...dialects import builders
 from .. import structure as st
 from . import blocks
 from .common import known, product
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 def possible(kernel: KernelFunction, r: Roles, words: int | None, lanes: int, target: Target) -> bool:
     """Whether a product can run on tiles. A tile register has one shape per function: k comes in whole tiles, or its end is copied."""
     d = kernel.domain
-    if words is None or r.row is None or r.lane is None or d.sizes[r.row] == 0 or not target.has_amx_bf16 or lanes != 16 or len(d.siblings) > 1 or not st.reads_bf16(d.anchor):
+    if words is None or r.row is None or r.lane is None or d.sizes[r.row] == 0 or lanes != 16 or len(d.siblings) > 1:
+        return False
+    if not {"bf16": target.has_amx_bf16, "i8": target.has_amx_int8}.get(str(builders.element_type(d.anchor.operands[0]))):  # type: ignore[union-attr]
         return False
     length = d.sizes[words]
-    return isinstance(length, int) and (length % 32 == 0 or (len(r.reductions) == 1 and _padded(kernel, r)))
+    return isinstance(length, int) and (length % row_length(kernel) == 0 or (len(r.reductions) == 1 and _padded(kernel, r)))
 
 
 def _padded(kernel: KernelFunction, r: Roles) -> bool:
@@ -34,7 +37,14 @@ def _padded(kernel: KernelFunction, r: Roles) -> bool:
     op = kernel.domain.anchor
     assert op is not None
     words, length = st.shape(op.operands[0 if r.swapped else 1])[-3], kernel.domain.sizes[r.reductions[0]]
-    return isinstance(length, int) and 2 * words >= -(-length // 32) * 32
+    row = row_length(kernel)
+    return isinstance(length, int) and st.word(op) * words >= -(-length // row) * row
+
+
+def row_length(kernel: KernelFunction) -> int:
+    """Elements of k in a row of a tile, 64 bytes."""
+    assert kernel.domain.anchor is not None
+    return 16 * st.word(kernel.domain.anchor)
 
 
 def overlaps(kernel: KernelFunction, r: Roles, rows: int, words: int, turned: bool) -> str:
@@ -44,17 +54,18 @@ def overlaps(kernel: KernelFunction, r: Roles, rows: int, words: int, turned: bo
         return "results are transposed in blocks"
     if rows != 32:
         return "only pairs of tiles, one below the other, take turns"
-    if any(not isinstance(n, int) or n == 0 for n in sizes.values()) or sizes[words] < 32:  # type: ignore[operator]
+    if any(not isinstance(n, int) or n == 0 for n in sizes.values()) or sizes[words] < row_length(kernel):  # type: ignore[operator]
         return "the number of steps is not known, or there are none"
     return ""
 
 
-def depth(length: int, step: int, caches: Caches) -> tuple[int | None, str]:
-    """Elements in a block of the reduction of a product on tiles, of `step` bytes of the panel each; None where it is not cut."""
+def depth(length: int, step: int, row: int, caches: Caches) -> tuple[int | None, str]:
+    """Elements in a block of the reduction of a product on tiles, of `step` bytes of the panel each, `row` in a row of a tile; None where
+    it is not cut."""
     size, whole, block = length * step, blocks.tile_panel_bytes(caches), blocks.tile_block_bytes(caches)
     parts = 1 if size <= whole else -(-size // block)
     why = f"a panel has {size >> 10} KB: up to {whole >> 10} KB, two thirds of the first-level cache, it is not cut, else in blocks of up to {block >> 10} KB"
-    return (None if parts == 1 else -(-length // (32 * parts)) * 32), why
+    return (None if parts == 1 else -(-length // (row * parts)) * row), why
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,8 @@ def row_blocks(
 ) -> RowBlocks:
     """Choose for register tiles of `rows` rows, and blocks of the reduction of `depth` elements."""
     d = kernel.domain
-    row_bytes = 2 * product(r.reductions, d.sizes)
+    each = 64 // row_length(kernel)
+    row_bytes = each * product(r.reductions, d.sizes)
     most = max(blocks.resident(caches) // (rows * row_bytes), 1)
     size = d.sizes[r.row]  # type: ignore[index]
     if isinstance(size, int):
@@ -91,10 +103,10 @@ def row_blocks(
     if rows < 32 or not once:
         return RowBlocks(tiles, rows_once=once)
     step = next(a.steps.get(r.row) for a in kernel.accesses.items if a.op == d.anchor and not a.store and a.steps.get(r.row))
-    bad = not isinstance(step, int) or 2 * step % 64 != 0 or 2 * step % 2048 == 0
+    bad = not isinstance(step, int) or each * step % 64 != 0 or each * step % 2048 == 0
     panels = -(-known(d.sizes[r.lane]) // 32)  # type: ignore[index]
     if isinstance(size, int) and size > most * rows and most < CHUNK_ROW_TILES and depth is not None and panels >= FEW_PANELS and not lanes_first:
-        return _in_chunks(size, rows, panels, depth, why)
+        return _in_chunks(size, rows, panels, depth, each, why)
     copied = panels >= (FEW_PANELS if bad else MANY_PANELS) and not lanes_first and copy_bytes(tiles * rows, row_bytes) <= COPY_BYTES
     if bad:
         why["rows_copied"] = "rows begin within a line of the cache, or a multiple of 2048 bytes apart, so that they evict one another"
@@ -110,16 +122,16 @@ def _stays(kernel: KernelFunction, r: Roles, rows: int, caches: Caches) -> bool:
     """Whether the packed operand as a whole stays in the first-level cache, and there are no steps to share an epilogue out to: rows
     are stored from end to end then, one after the other (128 instead of 158 us for 2048 x 13 x 512)."""
     d = kernel.domain
-    steps = -(-product(r.reductions, d.sizes) // 32)
+    steps = -(-product(r.reductions, d.sizes) // row_length(kernel))
     panels = -(-known(d.sizes[r.lane]) // 32)  # type: ignore[index]
     return rows == 32 and steps == 1 and panels * 32 * 64 <= blocks.tile_panel_bytes(caches)
 
 
-def _in_chunks(size: int, rows: int, panels: int, depth: int, why: dict[str, str]) -> RowBlocks:
+def _in_chunks(size: int, rows: int, panels: int, depth: int, each: int, why: dict[str, str]) -> RowBlocks:
     """Of rows that are so long that the second-level cache has room for too few of them."""
     tiles = -(-size // rows)
     tiles = -(-tiles // -(-tiles // CHUNK_ROW_TILES))
-    chunk = max(COPY_BYTES // copy_bytes(tiles * rows, 2 * depth), 1) * depth
+    chunk = max(COPY_BYTES // copy_bytes(tiles * rows, each * depth), 1) * depth
     group = max(min(SUM_BYTES // sum_bytes(tiles * rows), panels, MOST_PANELS), 1)
     why["rows_copied"] = "a chunk of their reduction at a time, for a group of panels"
     why["chunk"] = f"up to {COPY_BYTES >> 10} KB of the rows of a block, which the second-level cache has room for"

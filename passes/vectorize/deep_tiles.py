@@ -33,7 +33,7 @@ from .tiles import WORDS, Block, Span, Tiles
 
 
 def vectorize_deep_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
-    """Build the module of a bf16 contraction on tiles whose strategy has a `chunk`."""
+    """Build the module of a contraction on tiles whose strategy has a `chunk`."""
     emitter = DeepTiles(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
@@ -51,7 +51,7 @@ class DeepTiles(Groups, Tiles):
 
     def _steps_of_copy(self) -> int:
         assert self.s.chunk is not None and self.s.depth is not None
-        return max(self.s.chunk, self.whole * 2 - self._last_begin() * 2) // (2 * WORDS) + bool(self.rest)
+        return max(self.s.chunk // self.each_step, self.whole - self._last_begin()) // WORDS + bool(self.rest)
 
     def _rows_of_scratch(self) -> int:
         return self._rows_of_copy() * self.s.group
@@ -62,7 +62,7 @@ class DeepTiles(Groups, Tiles):
     def _last_begin(self) -> int:
         """The first word of the last block of k."""
         assert self.s.depth is not None
-        step = self.s.depth // 2
+        step = self.s.depth // self.each_step
         return (self.whole - 1) // step * step
 
     def _group(self, first: Number, end: Number, row_block: Number) -> None:
@@ -70,7 +70,7 @@ class DeepTiles(Groups, Tiles):
         e, m = self.e, self.e.math
         assert self.s.chunk is not None
         rows, last = self._rows_of_copy(), self._last_begin()
-        kind = ir.VectorType.get([e.lanes], ir.F32Type.get())
+        kind = ir.VectorType.get([e.lanes], builders.element_type(self.op.results[0]))  # type: ignore[union-attr]
         zeros = builders.constant(kind, 0)
 
         def clear(i: Number, _: Values) -> Values:
@@ -91,17 +91,17 @@ class DeepTiles(Groups, Tiles):
             loop(e, first, end, 1, [], lanes)
 
         def middle(begin: Number, _: Values) -> Values:
-            chunk(begin, m.minimum(m.add(begin, self.s.chunk // 2), last), False)  # type: ignore[operator]
+            chunk(begin, m.minimum(m.add(begin, self.s.chunk // self.each_step), last), False)  # type: ignore[operator]
             return []
 
-        loop(e, 0, last, self.s.chunk // 2, [], middle)
+        loop(e, 0, last, self.s.chunk // self.each_step, [], middle)
         chunk(last, self.whole, True)
 
     def _rows(self, first: Number | None, columns: int, masks: Sequence[ir.Value | None] | None, row_block: Number) -> None:
         """The blocks of k of a chunk, for a row block and a lane block."""
         m = self.e.math
         assert first is not None and self.s.depth is not None
-        block, step = self._block(first, masks, row_block), self.s.depth // 2
+        block, step = self._block(first, masks, row_block), self.s.depth // self.each_step
         if self.last:
             self._products_of(block, Span(self.begin, self.end, False, True))
             return

@@ -1,4 +1,4 @@
-"""bf16 contractions on AMX: up to 2x2 tiles of 16x16 sums, the epilogue from a scratch.
+"""Contractions of bf16 (here) or bytes on AMX: up to 2x2 tiles of 16x16 sums, the epilogue from a scratch.
 
     func @kernel_tiles16(%begin, %end, %context):        (of the parallel range)
       for outer classes, row block, lane block:
@@ -35,7 +35,7 @@ from ...dialects.mlir import arith, builtin, func, ir, llvm, memref, scf, vector
 from .. import structure as st
 from ..strategy import ContractionStrategy
 from ..strategy.tiles import fetched_lines
-from . import entry
+from . import entry, words
 from .contraction import Contraction
 from .kernel import KernelFunction
 from .lanes import Index, Number
@@ -44,17 +44,14 @@ from .nest import Values, loop
 
 SIDE = 16
 """Rows, and f32 columns, of a tile register."""
-DEPTH = 32
-"""bf16 of k in a tile row."""
-WORDS = DEPTH // 2
-LINE = 32
-"""bf16 in a line of the cache."""
+WORDS = 16
+"""Of k in a tile row, which is as long as a line of the cache."""
 RING = 4 * SIDE
 """Rows of sums that are kept: those that are made, and those whose epilogue is under way."""
 
 
 def vectorize_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
-    """Build the module of a bf16 contraction whose second operand is packed in words."""
+    """Build the module of a contraction whose second operand is packed in words."""
     emitter = Tiles(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
@@ -131,7 +128,9 @@ class Tiles(Contraction):
         """Lanes of the block that is being built."""
         depth = kernel.domain.sizes[strategy.words]  # type: ignore[index]
         assert isinstance(depth, int)
-        self.whole, self.rest = depth // DEPTH * WORDS, depth % DEPTH
+        self.row_length = WORDS * self.each_step
+        """Elements of k in a tile row."""
+        self.whole, self.rest = depth // self.row_length * WORDS, depth % self.row_length
         """Pairs of k in whole tiles, and what is left, in elements."""
         self.copied = 0 if strategy.rows_copied else self.whole
         """The word from which on the rows of a block are read from a copy."""
@@ -180,9 +179,13 @@ class Tiles(Contraction):
     def _prepare(self) -> None:
         self._make_scratch(self._rows_of_scratch())
         if steps := self._steps_of_copy():
-            bf16 = ir.BF16Type.get()
-            place = memref.AllocaOp(ir.MemRefType.get([steps * self._rows_of_copy() * DEPTH], bf16), [], [], alignment=64).result
-            self.copy = Memory(memref.cast(ir.MemRefType.get([builders.DYNAMIC], bf16), place), [1], bf16)
+            element = self._element()
+            place = memref.AllocaOp(ir.MemRefType.get([steps * self._rows_of_copy() * self.row_length], element), [], [], alignment=64).result
+            self.copy = Memory(memref.cast(ir.MemRefType.get([builders.DYNAMIC], element), place), [1], element)
+
+    def _element(self) -> ir.Type:
+        """Of both operands."""
+        return builders.element_type(self.op.operands[0])  # type: ignore[union-attr]
 
     def _steps_of_copy(self) -> int:
         """Of k, which the memory for a copy has room for."""
@@ -229,13 +232,13 @@ class Tiles(Contraction):
         e, m = self.e, self.e.math
         lo, hi = self._present_rows(row_block)
         start = lo if self.height < SIDE else m.minimum(lo, m.sub(hi, self.height))
-        kind, i1 = ir.VectorType.get([DEPTH], ir.BF16Type.get()), ir.IntegerType.get_signless(1)
+        kind, i1 = ir.VectorType.get([self.row_length], self._element()), ir.IntegerType.get_signless(1)
         zeros = builders.constant(kind, 0)
-        mask = vector.constant_mask(ir.VectorType.get([DEPTH], i1), [self.rest])
+        mask = vector.constant_mask(ir.VectorType.get([self.row_length], i1), [self.rest])
 
         def row(r: Number, _: Values) -> Values:
             def copy(word: Number, rest: bool) -> Values:
-                self.env[self.s.words] = Index(m.mul(word, 2))  # type: ignore[index]
+                self.env[self.s.words] = Index(m.mul(word, self.each_step))  # type: ignore[index]
                 place, at = self._operand_at(1 if self.r.swapped else 0, Index(r), Index(first))
                 where = [m.value(at.base)]
                 part = vector.maskedload(kind, place.buffer, where, mask, zeros) if rest else vector.load(kind, place.buffer, where)
@@ -253,7 +256,7 @@ class Tiles(Contraction):
         """Where the copy of a row is, of a block that begins with row `lo`."""
         m, rows = self.e.math, self._rows_of_copy()
         step = m.floordiv(m.sub(word, self.copy_begin), WORDS)
-        return m.value(m.mul(m.add(m.mul(step, rows), m.add(m.sub(row, lo), self.height)), DEPTH))
+        return m.value(m.mul(m.add(m.mul(step, rows), m.add(m.sub(row, lo), self.height)), self.row_length))
 
     def _tail(self, first: Number, left: Number, row_block: Number) -> None:
         assert isinstance(left, int)
@@ -265,10 +268,10 @@ class Tiles(Contraction):
         """A row block and a lane block."""
         e, m = self.e, self.e.math
         assert first is not None and self.s.words is not None
-        words, step = self.whole, self.whole if self.s.depth is None else self.s.depth // 2
+        length, step = self.whole, self.whole if self.s.depth is None else self.s.depth // self.each_step
         block = self._block(first, masks, row_block)
-        parts = -(-words // step) if words else 1
-        self._products_of(block, Span(0, min(step, words), True, parts == 1))
+        parts = -(-length // step) if length else 1
+        self._products_of(block, Span(0, min(step, length), True, parts == 1))
 
         def middle(begin: Number, _: Values) -> Values:
             self._products_of(block, Span(begin, m.add(begin, step), False, False))
@@ -276,7 +279,7 @@ class Tiles(Contraction):
 
         loop(e, step, (parts - 1) * step, step, [], middle)
         if parts > 1:
-            self._products_of(block, Span((parts - 1) * step, words, False, True))
+            self._products_of(block, Span((parts - 1) * step, length, False, True))
 
     def _block(self, first: Number, masks: Sequence[ir.Value | None] | None, row_block: Number) -> Block:
         lanes = [Index(self.e.math.add(first, j), 1) for j in range(0, self.left, self.e.lanes)]
@@ -349,7 +352,7 @@ class Tiles(Contraction):
         """Up to 2x2 tiles, whose sums are in the scratch from row `place` on."""
         m = self.e.math
         m.enter()
-        kind = tile(self.height, SIDE, "f32")
+        kind = tile(self.height, SIDE, str(builders.element_type(self.op.results[0])))  # type: ignore[union-attr]
         corner = m.mul(place, self.width)
         places = [m.value(m.add(corner, i * SIDE * self.width + j * SIDE)) for i in range(len(rows)) for j in range(block.columns)]
         stride = m.value(self.width)
@@ -360,7 +363,7 @@ class Tiles(Contraction):
         outer = [c for c in self.r.reductions if c != self.s.words]
         acc = self._sum(outer, rows, block, span, acc, pending)
         if span.last and self.rest:
-            self.env[self.s.words] = Index(2 * self.whole)  # type: ignore[index]
+            self.env[self.s.words] = Index(self.each_step * self.whole)  # type: ignore[index]
             acc = self._multiply_tiles(rows, lambda row: self._copied_tile(row, self.whole, block), block, acc)
         for at, total in zip(places, acc):
             x86.amx_tile_store(self.scratch, [at], total, stride=stride)
@@ -382,7 +385,7 @@ class Tiles(Contraction):
 
         def step(word: Number, values: Values) -> Values:
             m.enter()
-            self.env[self.s.words] = Index(m.mul(word, 2))  # type: ignore[index]
+            self.env[self.s.words] = Index(m.mul(word, self.each_step))  # type: ignore[index]
             load = (lambda row: self._copied_tile(row, word, block)) if self.copied < self.whole else (lambda row: self._row_tile(row, block))
             out = self._multiply_tiles(rows, load, block, values)
             if self.s.fetch_ahead and len(rows) == 2:
@@ -399,32 +402,34 @@ class Tiles(Contraction):
         """Of the rows from `row` on, at this k."""
         # A lane stride of one along the rows makes the step from row to row come out as the lane stride.
         place, at = self._operand_at(1 if self.r.swapped else 0, Index(row, 1), Index(block.first))
-        kind, where, stride = tile(self.height, DEPTH, "bf16"), self.e.math.value(at.base), self.e.math.value(at.stride)
+        kind, where, stride = tile(self.height, self.row_length, str(place.element)), self.e.math.value(at.base), self.e.math.value(at.stride)
         if self.s.rows_once:
             return load_once(kind, place, where, stride)
         return x86.amx_tile_load(kind, place.buffer, [where], stride=stride)
 
     def _copied_tile(self, row: Number, word: Number, block: Block) -> ir.Value:
         """The same from the copy."""
-        kind, stride = tile(self.height, DEPTH, "bf16"), self.e.math.value(DEPTH)
+        kind, stride = tile(self.height, self.row_length, str(self.copy.element)), self.e.math.value(self.row_length)
         return load_once(kind, self.copy, self._copy_of(row, block.begin, word), stride)
 
     def _panel_tile(self, j: int, block: Block) -> ir.Value:
         """Of the packed operand at this k: the `j`-th of the block's tiles."""
         m = self.e.math
         place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(m.add(block.first, j * SIDE)))
-        return x86.amx_tile_load(tile(WORDS, 2 * SIDE, "bf16"), place.buffer, [m.value(at.base)], stride=m.value(place.strides[-3]))
+        return x86.amx_tile_load(tile(WORDS, self.each_step * SIDE, str(place.element)), place.buffer, [m.value(at.base)], stride=m.value(place.strides[-3]))
 
     def _multiply_tiles(self, rows: list[Number], load: Callable[[Number], ir.Value], block: Block, acc: Values) -> Values:
         """Each tile is loaded right before the first product that needs it: the unit starts with two of four."""
         panel: dict[int, ir.Value] = {}
         out: Values = []
+        flags = st.unsigned(self.op)  # type: ignore[arg-type]
+        unsigned = flags[::-1] if self.r.swapped else flags
         for row in rows:
             a = load(row)
             for j in range(block.columns):
                 if j not in panel:
                     panel[j] = self._panel_tile(j, block)
-                out.append(x86.amx_tile_mulf(a, panel[j], acc[len(out)]))
+                out.append(words.multiply_tiles(acc[len(out)], (a, unsigned[0]), (panel[j], unsigned[1])))
         return out
 
     def _steps(self, span: Span) -> int:
@@ -451,11 +456,11 @@ class Tiles(Contraction):
         behind = self._ahead(span, word, panel)
         steps = m.floordiv(m.sub(span.end, span.begin), WORDS)
         step = m.add(m.mul(m.floordiv(place, 2 * SIDE), steps), m.floordiv(m.sub(word, span.begin), WORDS))
-        start = m.add(m.add(at.base, behind), m.mul(step, each * LINE))
+        start = m.add(m.add(at.base, behind), m.mul(step, each * self.row_length))
         for stream in range(self.s.streams):
-            first = m.add(start, m.mul(steps, stream * self.s.row_tiles * each * LINE))
+            first = m.add(start, m.mul(steps, stream * self.s.row_tiles * each * self.row_length))
             for line in range(each):
-                memref.prefetch(panel.buffer, [m.value(m.add(first, line * LINE))], False, 2, True)
+                memref.prefetch(panel.buffer, [m.value(m.add(first, line * self.row_length))], False, 2, True)
 
     def _ahead(self, span: Span, word: Number, panel: Memory) -> Number:
         """Elements from this word to the block after the next one: panels lie one behind the other."""

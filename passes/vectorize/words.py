@@ -3,6 +3,8 @@
     bf16    s += a0 * b0 + a1 * b1                        vdpbf16ps, f32 sums
     i16     s += a0 * b0 + a1 * b1                        vpmaddwd and vpaddd, or vpdpwssd
     bytes   s += a0 * b0 + a1 * b1 + a2 * b2 + a3 * b3    vpdpbusd: unsigned by signed bytes (`passes.fit_integers`)
+
+and of tiles of them, on AMX: tdpbf16ps, tdpbusd, tdpbsud, tdpbssd, tdpbuud.
 """
 
 from __future__ import annotations
@@ -24,6 +26,14 @@ def dot(total: ir.Value, a: Operand, b: Operand) -> ir.Value:
         return arith.addi(total, _call(PAIRS[lanes], total.type, [x, y]))
     assert x_unsigned != y_unsigned, "of bytes one operand is unsigned"
     return _call(FOURS[lanes], total.type, [total, x, y] if x_unsigned else [total, y, x])
+
+
+def multiply_tiles(total: ir.Value, a: Operand, b: Operand) -> ir.Value:
+    """The same of tiles of AMX, for any signs of bytes."""
+    (x, x_unsigned), (y, y_unsigned) = a, b
+    if "bf16" in str(x.type):
+        return x86.amx_tile_mulf(x, y, total)
+    return x86.amx_tile_muli(x, y, total, is_zext_lhs=x_unsigned or None, is_zext_rhs=y_unsigned or None)
 
 
 PAIRS = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}

@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 
 from mlirc.passes.merge_positions import merge_positions
+from mlirc.passes.pack import PackShape
 from mlirc.tests.passes.graph_text import check, function, generic
 from mlirc.tests.passes.test_fill_tiles import convolution
 
 PRODUCT = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\n%m = arith.mulf %u, %v : f32\n%o = arith.addf %a2, %m : f32"
 
 
+TILES = PackShape(32, frozenset({"bf16"}), 16)
+
+
 def run(f):
-    merge_positions(f, tiles=True)
+    merge_positions(f, TILES)
 
 
 def test_a_kernel_of_one_element():
@@ -58,4 +62,4 @@ DEPTHWISE = function(
 )
 def test_others_stay_as_they_are(text):
     check(text, run, "CHECK-NOT: collapse_shape\nCHECK: mlirc.kind = \"convolution\"")
-    check(convolution(24, 1), lambda f: merge_positions(f, tiles=False), "CHECK-NOT: collapse_shape")
+    check(convolution(24, 1), lambda f: merge_positions(f, PackShape(32, frozenset({"bf16"}))), "CHECK-NOT: collapse_shape")

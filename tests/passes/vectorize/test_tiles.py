@@ -182,7 +182,7 @@ def amx(monkeypatch):
     host = Target.host()
     if not host.has_avx512:
         pytest.skip("the CPU lacks AVX-512, which every CPU with AMX has")
-    fake = dataclasses.replace(host, features=tuple(sorted({*host.features, "amx-tile", "amx-bf16", "avx512bf16"})))
+    fake = dataclasses.replace(host, features=tuple(sorted({*host.features, "amx-tile", "amx-bf16", "amx-int8", "avx512bf16", "avx512vnni"})))
     products = []
 
     def compile_kernels(kernels, target, options, files, adjustments):
