@@ -4,7 +4,9 @@ A contestant runs a chain of layers in one graph. `hot`: all of them have the sa
 fits; `cold`: weights of their own, more of them than the last-level cache holds. Weights are prepacked on both sides; packing
 of activations and conversion of results is inside the timing.
 
-The library is the faster of oneDNN (`mkldnn._linear_pointwise` on a reordered weight) and, for f32, MKL (`mkl._mkl_linear`).
+The library is the faster of oneDNN (`mkldnn._linear_pointwise` on a reordered weight) and, for f32, MKL (`mkl._mkl_linear`). For i8, rows
+are unsigned bytes with a zero point, weights signed ones with a scale for each column, results f32, and the library is oneDNN's
+`onednn.qlinear_pointwise`.
 The limit is that of the units or of the stream of weights, activations and results, whichever takes longer, both measured in
 the same run (`benchmarks.limits`).
 """
@@ -37,6 +39,10 @@ MOST_FLOPS = 4e9
 """Of one call of a chain, where it still has `LEAST_LAYERS` layers."""
 
 
+ROW_SCALE, ROW_ZERO = 0.02, 131
+"""Of i8."""
+
+
 def chain(k: int, n: int, rows: int, dtype: Any, cold: bool) -> tuple[Any, list[Any]]:
     """A module that applies its layers to one input each, and the inputs [rows, k]."""
     import torch
@@ -45,16 +51,27 @@ def chain(k: int, n: int, rows: int, dtype: Any, cold: bool) -> tuple[Any, list[
     layers = -(-COLD_BYTES // weight_bytes) if cold else HOT_LAYERS
     layers = max(LEAST_LAYERS, min(layers, MOST_LAYERS, int(MOST_FLOPS / (2 * rows * k * n))))
 
+    def weight() -> Any:
+        return torch.randint(-128, 128, (n, k), dtype=dtype) if dtype == torch.int8 else torch.randn(n, k).div(k**0.5).to(dtype)
+
     class Chain(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.weights = torch.nn.ParameterList(
-                torch.nn.Parameter(torch.randn(n, k).div(k**0.5).to(dtype)) for _ in range(layers if cold else 1)
+                torch.nn.Parameter(weight(), requires_grad=False) for _ in range(layers if cold else 1)
             )
+            self.scales = torch.nn.Parameter(torch.rand(n) / k)
 
         def forward(self, *inputs: Any) -> list[Any]:
-            return [torch.nn.functional.linear(x, self.weights[i if cold else 0]) for i, x in enumerate(inputs)]
+            return [self.layer(x, self.weights[i if cold else 0]) for i, x in enumerate(inputs)]
 
+        def layer(self, x: Any, weight: Any, kind: Any = torch.float32) -> Any:
+            if weight.dtype == torch.int8:
+                x, weight = (x.to(kind) - ROW_ZERO) * ROW_SCALE, weight.to(kind) * self.scales[:, None]
+            return torch.nn.functional.linear(x, weight)
+
+    if dtype == torch.int8:
+        return Chain(), [torch.randint(0, 256, (rows, k), dtype=torch.uint8) for _ in range(layers)]
     return Chain(), [torch.randn(rows, k).to(dtype) for _ in range(layers)]
 
 
@@ -95,6 +112,12 @@ def libraries(module: Any, inputs: list[Any]) -> dict[str, Callable[[], Any]]:
     weights = [w.detach() for w in module.weights]
     rows = inputs[0].shape[0]
     out: dict[str, Callable[[], Any]] = {}
+    if weights[0].dtype == torch.int8:
+        quantised, scales = torch.ops.onednn.qlinear_pointwise, module.scales.detach()
+        zeros, blocked = torch.zeros(len(scales), dtype=torch.int64), [torch.ops.onednn.qlinear_prepack(w, None) for w in weights]
+        rest = (scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+        pairs = [(x, blocked[i % len(blocked)]) for i, x in enumerate(inputs)]
+        return {"onednn": lambda: [quantised(x, ROW_SCALE, ROW_ZERO, w, *rest) for x, w in pairs]}
     if inputs[0].dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         linear = torch.ops.mkldnn._linear_pointwise
         packed = [torch.ops.mkldnn._reorder_linear_weight(w, rows) for w in weights]
@@ -116,17 +139,17 @@ class Limits:
     def __init__(self) -> None:
         from . import limits
 
-        self.gflops = {d: limits.gflops(d) for d in ("f32", "bf16")}
+        self.gflops = {d: limits.gflops(d) for d in ("f32", "bf16", "i8")}
         self.cache, self.memory = limits.read_gbytes(512 << 10), limits.read_gbytes(256 << 20)
 
     def seconds(self, k: int, n: int, rows: int, dtype: str, cold: bool, threads: int) -> float:
         """The least time of one layer."""
-        size = 4 if dtype == "f32" else 2
-        stream = k * n * size / (self.memory if cold else self.cache) + rows * (k + n) * size / self.cache
+        size, out = {"f32": (4, 4), "bf16": (2, 2), "i8": (1, 4)}[dtype]
+        stream = k * n * size / (self.memory if cold else self.cache) + rows * (k * size + n * out) / self.cache
         return max(2 * rows * k * n / self.gflops[dtype] / threads, stream) / 1e9
 
     def __str__(self) -> str:
-        return f"limits of one core: f32 {self.gflops['f32']:.0f}, bf16 {self.gflops['bf16']:.0f} GF/s; reading from L2 {self.cache:.0f}, from memory {self.memory:.0f} GB/s"
+        return f"limits of one core: f32 {self.gflops['f32']:.0f}, bf16 {self.gflops['bf16']:.0f} GF/s, i8 {self.gflops['i8']:.0f} GOP/s; reading from L2 {self.cache:.0f}, from memory {self.memory:.0f} GB/s"
 
 
 def measure(
@@ -139,13 +162,14 @@ def measure(
     from .suite import DTYPES
 
     torch.manual_seed(0)
-    module, inputs = chain(k, n, rows, getattr(torch, DTYPES[dtype]), cold)
+    module, inputs = chain(k, n, rows, getattr(torch, {**DTYPES, "i8": "int8"}[dtype]), cold)
     row: dict[str, Any] = {"k": k, "n": n, "rows": rows, "dtype": dtype, "cold": cold, "dynamic": dynamic}
     with torch.no_grad():
         calls = {"mlirc": ours(module, inputs, dynamic), **libraries(module, inputs)}
         if pin:
             calls["pinned"] = ours(module, inputs, dynamic, {"pin": f"*: {pin}"})
-        expected = inputs[0].double() @ module.weights[0].double().t()
+        weight = module.weights[0]
+        expected = module.layer(inputs[0], weight, torch.float64) if dtype == "i8" else inputs[0].double() @ weight.double().t()
         row["error"] = (calls["mlirc"]()[0].double() - expected).abs().max().item()
         for name, times in alternate(calls, seconds).items():
             row[f"{name} us"] = 1e3 * median_ms(times) / len(inputs)
@@ -184,7 +208,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 @click.option("--models", default=",".join(SHAPES), show_default=True, help="Whose layers.")
 @click.option("--shape", "shapes", multiple=True, help="KxN instead, can be repeated.")
 @click.option("--rows", default=",".join(map(str, ROWS)), show_default=True)
-@click.option("--dtypes", default="f32,bf16", show_default=True)
+@click.option("--dtypes", default="f32,bf16", show_default=True, help="f32, bf16, i8.")
 @click.option("--weights", default="hot,cold", show_default=True)
 @click.option("--dynamic", is_flag=True, help="The number of rows is a symbol.")
 @click.option("--pin", metavar="FIELD=VALUE,...", help="Also with a strategy that has these fields, as the option pin takes them.")

@@ -20,20 +20,25 @@ TILE_BYTES = 1024
 
 
 def gflops(dtype: str, seconds: float = 0.2) -> float:
-    """Products and sums per second, in 10^9, of one core on values in registers; `dtype` is f32 or bf16.
+    """Products and sums per second, in 10^9, of one core on values in registers; `dtype` is f32, bf16 or i8.
 
-    bf16 is multiplied on AMX tiles where the CPU has them, in pairs where it can (`vdpbf16ps`), else widened to f32.
+    bf16 is multiplied on AMX tiles where the CPU has them, in pairs where it can (`vdpbf16ps`), else widened to f32; bytes on tiles, in
+    fours (`vpdpbusd`), or as pairs of i16 (`vpmaddwd`).
     """
     target = _target()
-    if dtype == "bf16" and target.has_amx_bf16:
-        return _tile_gflops(seconds)
-    pairs = dtype == "bf16" and target.has_avx512_bf16
-    lanes = target.vector_bits // 32
-    acc = f"<{lanes} x float>"
-    if pairs:
-        factor, name = f"<{2 * lanes} x bfloat>", f"llvm.x86.avx512bf16.dpbf16ps.{target.vector_bits}"
+    if {"bf16": target.has_amx_bf16, "i8": target.has_amx_int8}.get(dtype):
+        return _tile_gflops(dtype, seconds)
+    bits, lanes = target.vector_bits, target.vector_bits // 32
+    acc, word = f"<{lanes} x {'i32' if dtype == 'i8' else 'float'}>", 1
+    if dtype == "bf16" and target.has_avx512_bf16 or dtype == "i8" and target.has_vnni:
+        word, element, name = (2, "bfloat", "avx512bf16.dpbf16ps") if dtype == "bf16" else (4, "i8", "avx512.vpdpbusd")
+        factor, name = f"<{word * lanes} x {element}>", f"llvm.x86.{name}.{bits}"
         product = f"call {acc} @{name}({acc} %a{{i}}, {factor} %x, {factor} %y)"
         declare = f"declare {acc} @{name}({acc}, {factor}, {factor})"
+    elif dtype == "i8":
+        word, factor, name = 2, f"<{2 * lanes} x i16>", "llvm.x86.avx512.pmaddw.d.512" if bits == 512 else "llvm.x86.avx2.pmadd.wd"
+        product = f"add {acc} %a{{i}}, %product{{i}}"
+        declare = f"declare {acc} @{name}({factor}, {factor})"
     else:
         factor, name = acc, f"llvm.fma.v{lanes}f32"
         product = f"call {acc} @{name}({acc} %x, {acc} %y, {acc} %a{{i}})"
@@ -43,18 +48,21 @@ def gflops(dtype: str, seconds: float = 0.2) -> float:
     lines += [f"%x = load {factor}, ptr %p, align 64", "%q = getelementptr i8, ptr %p, i64 64", f"%y = load {factor}, ptr %q, align 64"]
     lines += ["br label %loop", "loop:", "%i = phi i64 [0, %entry], [%j, %loop]"]
     lines += [f"%a{i} = phi {acc} [zeroinitializer, %entry], [%b{i}, %loop]" for i in range(chains)]
-    lines += [f"%b{i} = " + product.format(i=i) for i in range(chains)]
+    for i in range(chains):
+        if dtype == "i8" and word == 2:  # another product for each sum, or one would do for all
+            lines += [f"%d{i} = bitcast {acc} %a{i} to {factor}", f"%product{i} = call {acc} @{name}({factor} %d{i}, {factor} %x)"]
+        lines.append(f"%b{i} = " + product.format(i=i))
     lines += ["%j = add i64 %i, 1", "%c = icmp slt i64 %j, %n", "br i1 %c, label %loop, label %out", "out:", *_fold(acc, chains), "}"]
     values = np.random.default_rng(0).normal(size=32).astype(np.float32)
-    data = values.view(np.uint8) if not pairs else (values.view(np.uint32) >> 16).astype(np.uint16).repeat(2).view(np.uint8)
+    data = values.view(np.uint8) if word == 1 or dtype == "i8" else (values.view(np.uint32) >> 16).astype(np.uint16).repeat(2).view(np.uint8)
     buffer = _aligned(256)
     buffer[:128] = data[:128]
     count = 200_000
     best = _best("\n".join(lines), buffer, count, seconds)
-    return 2 * lanes * (2 if pairs else 1) * chains * count / best / 1e9
+    return 2 * lanes * word * chains * count / best / 1e9
 
 
-def _tile_gflops(seconds: float) -> float:
+def _tile_gflops(dtype: str, seconds: float) -> float:
     """As `gflops`: four tiles of 16x16 sums, from two tiles of either operand, which are loaded from the first-level cache for each step.
 
     No product has all of its operands in registers, and the core slows down by a fifth when it loads tiles besides.
@@ -62,10 +70,10 @@ def _tile_gflops(seconds: float) -> float:
     from mlirc.runtime.amx import request_tiles
 
     request_tiles()
-    load, product = "call x86_amx @llvm.x86.tileloadd64.internal", "call x86_amx @llvm.x86.tdpbf16ps.internal"
+    load, product = "call x86_amx @llvm.x86.tileloadd64.internal", f"call x86_amx @llvm.x86.{'tdpbf16ps' if dtype == 'bf16' else 'tdpbusd'}.internal"
     lines = [
         "declare x86_amx @llvm.x86.tileloadd64.internal(i16, i16, ptr, i64)",
-        "declare x86_amx @llvm.x86.tdpbf16ps.internal(i16, i16, i16, x86_amx, x86_amx, x86_amx)",
+        f"declare {product.removeprefix('call ')}(i16, i16, i16, x86_amx, x86_amx, x86_amx)",
         "declare x86_amx @llvm.x86.tilezero.internal(i16, i16)",
         "declare void @llvm.x86.tilestored64.internal(i16, i16, ptr, i64, x86_amx)",
         "define void @f(ptr %p, i64 %n) {",
@@ -88,7 +96,7 @@ def _tile_gflops(seconds: float) -> float:
     values = np.random.default_rng(0).normal(size=16 * TILE_BYTES).astype(np.float32)
     buffer[: 32 * TILE_BYTES] = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     count = 20_000
-    return 4 * 2 * 16 * 16 * 32 * count / _best("\n".join(lines), buffer, count, seconds) / 1e9
+    return 4 * 2 * 16 * 16 * (32 if dtype == "bf16" else 64) * count / _best("\n".join(lines), buffer, count, seconds) / 1e9
 
 
 def vector_ops(kind: str, seconds: float = 0.1) -> float:
@@ -206,7 +214,8 @@ def read_gbytes(size: int, seconds: float = 0.2) -> float:
 
 def _fold(acc: str, chains: int, keep: bool = False) -> list[str]:
     """Use the sums, so that they are computed. With `keep`, memory stays as it is: the sum is never 12345."""
-    lines = [f"%s1 = fadd {acc} %b0, %b1"] + [f"%s{i} = fadd {acc} %s{i - 1}, %b{i}" for i in range(2, chains)]
+    add = "fadd" if "float" in acc else "add"
+    lines = [f"%s1 = {add} {acc} %b0, %b1"] + [f"%s{i} = {add} {acc} %s{i - 1}, %b{i}" for i in range(2, chains)]
     last = f"%s{chains - 1}"
     if not keep:
         return [*lines, f"store {acc} {last}, ptr %p, align 4", "ret void"]
