@@ -47,7 +47,7 @@ def lay_out_constants(function: ir.Operation) -> None:
 
 
 def find_constants(ops: list[ir.Operation], weights: set[ir.Value]) -> tuple[set[ir.Operation], set[ir.Operation]]:
-    """What reads weights alone, and of that what is apart: dear, or made from such, and small enough to be kept in f32."""
+    """What reads weights alone, and of that what is apart: dear, a sum or made from such, and small enough to be kept in f32."""
     constant: set[ir.Operation] = set()
     apart: set[ir.Operation] = set()
     for op in ops:
@@ -61,7 +61,7 @@ def find_constants(ops: list[ir.Operation], weights: set[ir.Value]) -> tuple[set
         constant.add(op)
         sizes = st.shape(op.results[0])
         small = min(sizes, default=0) >= 0 and math.prod(sizes) <= SMALL
-        if small and st.kind(op) == "elementwise" and (is_dear(op) or any(m in apart for m in makers)):
+        if small and (st.kind(op) == "reduction" or st.kind(op) == "elementwise" and (is_dear(op) or any(m in apart for m in makers))):
             apart.add(op)
     return constant, apart
 

@@ -154,3 +154,13 @@ def test_an_exported_model_runs_on_bytes_between_its_layers() -> None:
     assert not report.aten
     image = 2 * 16 * 14 * 14
     assert report.graphs[0].arena_bytes < 4 * image + 2 * 32 * 14 * 14 * 4, "the image that is convolved has bytes"
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_weights_are_summed_once(rows: int) -> None:
+    """For one row, whose results have the shape of the sums, too: these are no part of a kernel that runs in every call."""
+    w, scale = torch.nn.Parameter(quantised((96, 64), torch.int8), requires_grad=False), torch.nn.Parameter(torch.rand(96))
+    x = quantised((rows, 64), torch.uint8)
+    with torch.no_grad():
+        report = mlirc.explain(lambda x: F.linear((x.float() - 131) * 0.02, w.float() * scale[:, None]).relu(), x)
+    assert report.graphs[0].calls == 1 and not report.aten
