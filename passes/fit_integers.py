@@ -44,10 +44,10 @@ def fit_integers(function: ir.Operation, shape: PackShape) -> None:
 
 
 def multiplied_in_words(op: ir.Operation) -> bool:
-    """Whether one operand has the columns, as `pack` wants it: that of a depthwise convolution are in both."""
-    maps = st.maps(op)
-    columns = [d for d, n in zip(st.map_dims(maps[2]), st.shape(op.results[0])) if n != 1]
-    return bool(columns) and [columns[-1] in st.used_loops(m) for m in maps[:2]].count(True) == 1
+    """Whether one operand has the columns, as `pack` wants it: those of a depthwise convolution are in both, positions of an image in none."""
+    operands = [st.map_dims(m) for m in st.maps(op)]
+    columns = [d for d, n in zip(operands[2], st.shape(op.results[0])) if n != 1]
+    return bool(columns) and columns[-1] is not None and (columns[-1] in operands[0]) != (columns[-1] in operands[1])
 
 
 def _rows(op: ir.Operation, weights: set[ir.Value], layouts: Layouts) -> int:

@@ -58,9 +58,13 @@ class Quantised:
         return None if lost else replace(self, value=value, zeros=move(self.zeros), scales=move(self.scales))
 
 
-def integer_products(function: ir.Operation) -> None:
-    """Rewrite the contractions and convolutions of f32 of a function whose operands are both made of bytes."""
-    for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
+def integer_products(function: ir.Operation) -> bool:
+    """Rewrite the contractions and convolutions of f32 of a function whose operands are both made of bytes; returns whether there may be any."""
+    block = function.regions[0].blocks[0]
+    ops = [st.operation(o) for o in block.operations]
+    if not any(_is_bytes(v) for v in (*block.arguments, *(v for op in ops for v in op.results))):
+        return False
+    for op in ops:
         if st.kind(op) not in ("contraction", "convolution") or not all(_is_f32(v) for v in op.operands):
             continue
         if not multiplied_in_words(op) or not _starts_at_zero(op) or _length(op) is None:
@@ -70,6 +74,11 @@ def integer_products(function: ir.Operation) -> None:
             made = [_bytes_of(v, layouts) for v in list(op.operands)[:2]]
             if made[0] is not None and made[1] is not None and all(_along_results(op, n, q) for n, q in enumerate(made)):
                 _rewrite(op, made[0], made[1], layouts)
+    return True
+
+
+def _is_bytes(value: ir.Value) -> bool:
+    return st.is_tensor(value) and str(builders.element_type(value)) == "i8"
 
 
 def _is_f32(value: ir.Value) -> bool:
@@ -168,7 +177,7 @@ class _Body:
                 made = self._read(made_by.operands[0])
                 narrow = str(made_by.operands[0].type) == "i8"
                 return replace(made, unsigned=made_by.name in ("arith.extui", "arith.uitofp")) if made and narrow else made
-            case "arith.subf" | "arith.subi":
+            case "arith.subf" | "arith.subi" if str(value.type) != "i8":  # which would wrap
                 return self._less(self._read(made_by.operands[0]), made_by.operands[1])
             case "arith.mulf":
                 for data, other in (made_by.operands, list(made_by.operands)[::-1]):

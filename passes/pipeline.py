@@ -81,6 +81,11 @@ def _insert_slices(graph: Graph) -> None:
     graph.clean()
 
 
+def _integer_products(graph: Graph) -> None:
+    if integer_products(graph.function):
+        graph.clean()
+
+
 def _outline(graph: Graph) -> None:
     graph.kernels = outline(graph.function, graph.writes)
 
@@ -89,7 +94,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "linalg": lambda graph: None,
     "canonicalize": Graph.clean,
     "insert-slices": _insert_slices,
-    "integer-products": _cleaned(integer_products),
+    "integer-products": _integer_products,
     "merge-positions": lambda graph: merge_positions(graph.function, pack_shape(graph.target)),
     "fold-transposes": _cleaned(fold_transposes),
     "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),

@@ -59,9 +59,10 @@ def test_a_zero_point_of_zero_needs_no_sums():
         layer(scale="1x20", scale_map="0, j"),
         layer(scale="70x20", scale_map="i, j"),
         layer(BYTES.replace("arith.subf %f, %z", "arith.divf %f, %z")),
+        layer("%z = arith.constant 3 : i8\n%d = arith.subi %a0, %z : i8\n%o = arith.uitofp %d : i8 to f32"),
         layer(BYTES.replace("arith.subf %f, %z", "arith.mulf %f, %z").replace("%o = arith.mulf %d, %s", "%o = arith.subf %d, %s")),
     ],
-    ids=["no integer", "no byte", "a scale along what is summed", "a scale for each element", "another op", "a zero point behind a scale"],
+    ids=["no integer", "no byte", "a scale along what is summed", "a scale for each element", "another op", "bytes that wrap", "a zero point behind a scale"],
 )
 def test_what_is_no_product_of_bytes_stays(text: str):
     check(text, integer_products, "CHECK-NOT: tensor<7x70xi32>")
@@ -110,6 +111,11 @@ def test_convolutions(channels: int, out: int, kernel: int, stride: int, padding
             return F.conv2d((x.to(dtype) - 131) * 0.02, weight, None, stride, padding, 1, groups)
 
         _integer(layer, scale)
+
+
+def test_bytes_that_wrap_are_no_zero_points() -> None:
+    x, w = quantised((20, 40), torch.uint8), quantised((40, 24), torch.int8)
+    _integer(lambda scale, dtype=torch.float32: ((x - 131).to(dtype) * scale) @ (w - 5).to(dtype), torch.rand(1))
 
 
 def test_rows_with_scales_and_zero_points_of_their_own() -> None:
