@@ -70,9 +70,11 @@ def test_parts(part):
 
 def test_failures_shrink():
     eager = Eager("softmax(")
-    kind, message, source = run_chunk(5, 300, eager).failure
-    body = source[source.index("def f(") : source.index("    return", source.index("def f("))].splitlines()[1:]
-    assert kind == "values" and len(body) == 1 and "softmax(" in body[0]
+    result = run_chunk(5, 300, eager)
+    kind, message, source = result.failure
+    body, found = (s[s.index("def f(") : s.index("    return", s.index("def f("))].splitlines()[1:] for s in (source, result.as_found))
+    # hypothesis draws constants of the modules that are loaded, too: what it begins with, and where it ends, depends on the tests before.
+    assert kind == "values" and len(body) <= min(2, len(found)) and "softmax(" in body[-1]
     assert "dynamic=False, grad=False" in source
 
 
