@@ -58,6 +58,10 @@ class Quantised:
         return None if lost else replace(self, value=value, zeros=move(self.zeros), scales=move(self.scales))
 
 
+Known = dict[ir.Value, "Quantised | None"]
+"""What has been found of the operands of a product and all that they are made of: a value may be read in many ways."""
+
+
 def integer_products(function: ir.Operation) -> bool:
     """Rewrite the contractions and convolutions of f32 of a function whose operands are both made of bytes; returns whether there may be any."""
     block = function.regions[0].blocks[0]
@@ -71,7 +75,8 @@ def integer_products(function: ir.Operation) -> bool:
             continue
         layouts = Layouts(function)
         with ir.InsertionPoint(op), op.location:
-            made = [_bytes_of(v, layouts) for v in list(op.operands)[:2]]
+            known: Known = {}
+            made = [_bytes_of(v, layouts, known) for v in list(op.operands)[:2]]
             if made[0] is not None and made[1] is not None and all(_along_results(op, n, q) for n, q in enumerate(made)):
                 _rewrite(op, made[0], made[1], layouts)
     return True
@@ -108,16 +113,22 @@ def _number(value: ir.Value) -> float | int | None:
     return ir.FloatAttr(attribute).value if isinstance(value.type, ir.FloatType) else ir.IntegerAttr(attribute).value
 
 
-def _bytes_of(value: ir.Value, layouts: Layouts) -> Quantised | None:
+def _bytes_of(value: ir.Value, layouts: Layouts, known: Known) -> Quantised | None:
     """What a tensor is made of; the views of its bytes are built on the way. None if it is not dequantised."""
+    if value not in known:
+        known[value] = _found(value, layouts, known)
+    return known[value]
+
+
+def _found(value: ir.Value, layouts: Layouts, known: Known) -> Quantised | None:
     op = st.owner(value)
     if op is None:
         return None
     if st.kind(op) == "elementwise":
-        return _Body(op, layouts).result()
+        return _Body(op, layouts, known).result()
     if op.name not in ("linalg.transpose", "tensor.expand_shape", "tensor.collapse_shape", "tensor.pad"):
         return None
-    made = _bytes_of(op.operands[0], layouts)
+    made = _bytes_of(op.operands[0], layouts, known)
     if made is None:
         return None
     sizes = layouts.values(value)
@@ -149,6 +160,7 @@ class _Body:
 
     op: ir.Operation
     layouts: Layouts
+    known: Known
     arguments: list[ir.Value] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -168,7 +180,7 @@ class _Body:
             source = self.op.operands[n]
             if str(value.type) == "i8":
                 return Quantised(source)
-            return _bytes_of(source, self.layouts)
+            return _bytes_of(source, self.layouts, self.known)
         made_by = st.owner(value)
         if made_by is None:
             return None
@@ -192,7 +204,7 @@ class _Body:
         number = _number(zero)
         if number is not None:
             low = 0 if made.unsigned else -128
-            return replace(made, zero=int(number)) if number == int(number) and low <= number < low + 256 else None
+            return replace(made, zero=int(number)) if low <= number < low + 256 and number == int(number) else None
         factor = self._factor(zero)
         return None if factor is None else replace(made, zeros=(factor,))
 

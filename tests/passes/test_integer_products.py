@@ -56,16 +56,27 @@ def test_a_zero_point_of_zero_needs_no_sums():
     [
         layer(BYTES.replace("3.0", "3.5")),
         layer(BYTES.replace("3.0", "300.0")),
+        layer(BYTES.replace("3.0", "0x7F800000")),
         layer(scale="1x20", scale_map="0, j"),
         layer(scale="70x20", scale_map="i, j"),
         layer(BYTES.replace("arith.subf %f, %z", "arith.divf %f, %z")),
         layer("%z = arith.constant 3 : i8\n%d = arith.subi %a0, %z : i8\n%o = arith.uitofp %d : i8 to f32"),
         layer(BYTES.replace("arith.subf %f, %z", "arith.mulf %f, %z").replace("%o = arith.mulf %d, %s", "%o = arith.subf %d, %s")),
     ],
-    ids=["no integer", "no byte", "a scale along what is summed", "a scale for each element", "another op", "bytes that wrap", "a zero point behind a scale"],
+    ids=["no integer", "no byte", "infinite", "a scale along what is summed", "a scale for each element", "another op", "bytes that wrap", "a zero point behind a scale"],
 )
 def test_what_is_no_product_of_bytes_stays(text: str):
     check(text, integer_products, "CHECK-NOT: tensor<7x70xi32>")
+
+
+def test_a_long_chain_of_products_is_read_once():
+    """Each of which has both of its operands from the one before: two ways at each would be 2^40."""
+    chain, kind = [], "tensor<1x20xf32>"
+    for n in range(40):
+        chain.append(generic(f"%v{n}", [(f"%v{n - 1}" if n else "%x", kind)] * 2, kind, body="arith.mulf"))
+    chain.append(generic("%y", [("%v39", kind), ("%w", FW)], "tensor<1x70xf32>", ["i, k", "j, k", "i, j"], PRODUCT, "ppr", "ijk", "0.0", "contraction"))
+    text = function([("%x", kind), ("%w", FW), ("%b", X)], "\n".join(chain), [("%y", "tensor<1x70xf32>")])
+    check(text, integer_products, "CHECK-NOT: xi32>")
 
 
 def quantised(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
