@@ -27,8 +27,10 @@ _STORES = {"vector.store": 0, "vector.maskedstore": -1}
 """Ops that write memory in order: which operand is the vector."""
 _MASKS = {"vector.constant_mask", "vector.create_mask"}
 ANY_ORDER = "mlirc.any_order"
-"""On memory of a function's own: it is written and read in the same whole vectors, which do not overlap."""
-_OF_LANES = {"vector.broadcast", "vector.gather", "vector.reduction", "scf.if", "scf.for", "scf.yield", "func.return"}
+"""On memory of a function's own: it is written and read in the same whole vectors, which do not overlap. On an op that makes halves of
+vectors: it does not matter which lanes are in which."""
+_CONTROL = {"scf.if", "scf.for", "scf.yield", "func.return"}
+_OF_LANES = {"vector.broadcast", "vector.gather", "vector.reduction", *_CONTROL}
 """Ops that do not mind the order, besides elementwise arithmetic."""
 
 
@@ -72,9 +74,9 @@ class _Ops:
         function.walk(collect)
         for op in found:
             vectors = [v for v in (*op.operands, *op.results) if _lanes(v)]
-            if _is_of_halves(op):
+            if _is_of_halves(op) or ANY_ORDER in op.attributes or all(_lanes(v) != lanes for v in vectors):
                 continue
-            if any(_lanes(v) != lanes for v in vectors):
+            if any(_lanes(v) != lanes for v in vectors) and op.name not in _CONTROL:
                 self.possible = False
             elif vectors:
                 self._sort(op)

@@ -35,7 +35,9 @@ from .stage import Stage
 
 def vectorize_loops(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:
     """Build the vector-dialect module of a kernel of kind `loops` or `rows`."""
-    emitter = Loops(kernel, strategy)
+    from .rows import BlocksOfRows
+
+    emitter = (BlocksOfRows if strategy.rows > 1 else Loops)(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
@@ -45,8 +47,11 @@ class Loops:
         self.s = strategy
         self.d = kernel.domain
         self.horizontal = strategy.lane in strategy.inner
+        self.halves = any(st.is_tensor(v) and isinstance(builders.element_type(v), ir.BF16Type) for v in (*kernel.arguments, *kernel.results))
+        """Whether lanes may come to be in another order, see `passes.even_odd`."""
         self.env: dict[int, Index] = {}
-        self.row = 0
+        self.row: Number = 0
+        """Which row of those that are computed together."""
         self.stage: Stage | None = None
 
     # Parallel range
@@ -75,6 +80,7 @@ class Loops:
         self.out = self.k.bind(e, slots)
         self._plan()
         self.kept = KeptRows(self.s, self.d, [v for values in self.keep for v in values], self.env)
+        self.entry = ir.InsertionPoint.current.block
         if self.s.staged is not None:
             self.stage = Stage(self.k, self.s, e, self.env, lambda e: self._size(e, self.s.staged))  # type: ignore[arg-type]
 
@@ -101,22 +107,14 @@ class Loops:
             self._several(begin, end, place)
 
     def _several(self, begin: Number, end: Number, place: Callable[[Number], None]) -> None:
-        """Rows [begin, end), `rows` of them at a time; `place(i)` sets the indices of row i."""
-        e, rows = self.e, self.s.rows
-
-        def block(i: Number, _: Values) -> Values:
-            self._rows([functools.partial(place, e.math.add(i, n)) for n in range(rows)])
-            return []
+        """Rows [begin, end); `place(i)` sets the indices of row i."""
 
         def single(i: Number, _: Values) -> Values:
             place(i)
             self._row()
             return []
 
-        whole = e.math.mul(e.math.floordiv(e.math.sub(end, begin), rows), rows)
-        middle = e.math.add(begin, whole)
-        loop(e, begin, middle, rows, [], block)
-        loop(e, middle, end, 1, [], single)
+        loop(self.e, begin, end, 1, [], single)
 
     def _serial(self, classes: list[int], chunk: tuple[Number, Number] | None) -> None:
         """The row loops that are not parallel; then the lane blocks, if a lane is a row."""
@@ -195,67 +193,26 @@ class Loops:
     # One row
 
     def _row(self) -> None:
-        self._rows([lambda: None])
-
-    def _rows(self, places: Sequence[Callable[[], None]]) -> None:
-        """Phase after phase of one row or several: what one of them has to wait for is no time lost for the others.
-
-        Calling `places[n]` sets the indices of row n.
-        """
+        """Phase after phase of the row that the indices are at."""
         e = self.e
         e.math.enter()
-        known: list[dict[ir.Value, Lookup]] = [self.stage.known() if self.stage else {} for _ in places]
-        finished: set[ir.Value] = set()
-
-        def turn(row: int) -> None:
-            self.row = row
-            places[row]()
-            e.known = known[row]
-
+        e.known = self.stage.known() if self.stage else {}
         for phase in self.phases:
-            keep = self.keep[phase.number]
-            together = self.s.stores_together and len(places) > 1 and not phase.reductions and not keep
-            if together:
-                self._rows_together(phase, turn, len(places))
-            for row in range(len(places)):
-                turn(row)
-                if not together:
-                    self._phase(phase)
-                for v in keep:
-                    e.known[v] = lambda point, v=v, row=row: e.load(*self.kept.place(v, row))
-                for n in phase.stores:
-                    v = self.k.results[n]
-                    if v not in finished and v not in keep and st.owner(v) not in self.d.displaced:
-                        e.known[v] = lambda point, n=n: e.load(self.out[n], point)
-            finished.update(keep, (self.k.results[n] for n in phase.stores))
-        for row in range(len(places)):
-            turn(row)
-            self._store(self.row_stores)
+            self._publish(phase, self._phase(phase))
+            self._remember(phase)
+        self._store(self.row_stores)
         e.known = {}
         e.math.leave()
 
-    def _rows_together(self, phase: Phase, turn: Callable[[int], None], rows: int) -> None:
-        """The stores of a phase in one loop for all rows: what is the same for them is read and widened once.
-
-        Nothing is stored before all is read: of rows a multiple of 4096 bytes apart, a CPU takes the element of the next row that is read
-        for the one that was stored.
-        """
-        lane = self.s.lane
-        assert lane is not None
-
-        def element(i: Number, _: Values) -> Values:
-            self.e.math.enter()
-            stores: list[Callable[[], None]] = []
-            for row in range(rows):
-                turn(row)
-                self.env[lane] = Index(i, 1)
-                stores += [self._computed(n) for n in phase.stores]
-            for store in stores:
-                store()
-            self.e.math.leave()
-            return []
-
-        lane_loop(self.e, *self._range(lane), self.s.unroll, [], element)
+    def _remember(self, phase: Phase) -> None:
+        """Find what a phase has kept or stored in its memory from now on."""
+        e, keep = self.e, self.keep[phase.number]
+        for v in keep:
+            e.known[v] = lambda point, v=v: e.load(*self.kept.place(v, self.row))
+        for n in phase.stores:
+            v = self.k.results[n]
+            if v not in e.known and st.owner(v) not in self.d.displaced:
+                e.known[v] = lambda point, n=n: e.load(self.out[n], point)
 
     def _loops(self, op: ir.Operation) -> list[Index]:
         return [Index(0) if c is None or c not in self.env else self.env[c] for c in self.d.loops[op]]
@@ -269,15 +226,30 @@ class Loops:
         m = st.maps(op)[len(op.operands) - len(op.results) + list(op.results).index(v)]
         return tuple(self.e.math.affine(x, loops) for x in m.results)
 
-    def _phase(self, phase: Phase) -> None:
+    def _phase(self, phase: Phase) -> Values:
+        """Walk over a row; returns the accumulators."""
         classes = [c for c in self.s.inner if c != self.s.lane]
         if self.horizontal:
-            self._horizontal(phase, classes)
-        else:
-            start = [v for op in phase.reductions for v in self._carried(op, self._start(op, self._init(op)))]
-            out = self._walk(phase, classes, start)
-            for op, (value, *nan) in by_reduction(phase.reductions, out):
-                self._publish(op, arith.select(is_nan(nan[0]), nan[0], value) if nan else value)
+            return self._horizontal(phase, classes)
+        start = [v for op in phase.reductions for v in self._carried(op, self._start(op, self._init(op)))]
+        return self._walk(phase, classes, start)
+
+    def _publish(self, phase: Phase, accumulators: Values) -> None:
+        for op, values in by_reduction(phase.reductions, accumulators):
+            self._publish_result(op, self._result(op, *values))
+
+    def _publish_result(self, op: ir.Operation, value: ir.Value) -> None:
+        self.e.known[op.results[0]] = lambda point: value
+
+    def _result(self, op: ir.Operation, value: ir.Value, *nan: ir.Value) -> ir.Value:
+        """What a reduction results in, of its accumulators."""
+        if not self.horizontal:
+            return arith.select(is_nan(nan[0]), nan[0], value) if nan else value
+        value = across(op, value, self._init(op))
+        if nan:
+            some = vector.reduction(ir.IntegerType.get_signless(1), vector.CombiningKind.OR, is_nan(nan[0]))
+            value = arith.select(some, builders.constant(value.type, float("nan")), value)
+        return value
 
     def _walk(self, phase: Phase, classes: Sequence[int], carried: Values) -> Values:
         """Loop over inner classes; lanes, if any, are set already. Long sums are put together from those of blocks."""
@@ -317,8 +289,8 @@ class Loops:
         """What is walked over of an inner class."""
         return 0, self._size(self.e, c)
 
-    def _horizontal(self, phase: Phase, classes: Sequence[int]) -> None:
-        """Vector accumulators along the lane class, combined at the end."""
+    def _horizontal(self, phase: Phase, classes: Sequence[int]) -> Values:
+        """Vector accumulators along the lane class."""
         e = self.e
         lane = self.s.lane
         assert lane is not None
@@ -363,12 +335,7 @@ class Loops:
         total = out[:width]
         for u in range(1, self.s.unroll):
             total = join(phase.reductions, total, out[u * width : (u + 1) * width])
-        for op, (value, *nan) in by_reduction(phase.reductions, total):
-            value = across(op, value, self._init(op))
-            if nan:
-                some = vector.reduction(ir.IntegerType.get_signless(1), vector.CombiningKind.OR, is_nan(nan[0]))
-                value = arith.select(some, builders.constant(value.type, float("nan")), value)
-            self._publish(op, value)
+        return total
 
     def _element(self, phase: Phase, carried: Values) -> Values:
         """One vector: all reductions and stores of a phase."""
@@ -440,6 +407,3 @@ class Loops:
             return [start]
         zero = builders.constant(builders.element_type(op.results[0]), 0.0)
         return [start, zero if self.s.lane is None else self.e.math.splat(zero)]
-
-    def _publish(self, op: ir.Operation, value: ir.Value) -> None:
-        self.e.known[op.results[0]] = lambda point: value

@@ -13,7 +13,7 @@ however many threads: the result is the same for any number of them. Partial res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ...dialects import builders
 from ...dialects.mlir import arith, ir
@@ -121,12 +121,12 @@ class _Split(Loops):
     def _range(self, c: int) -> tuple[Number, Number]:
         return (self.lo, self.hi) if c == self.along else super()._range(c)
 
-    def _rows(self, places: Sequence[Callable[[], None]]) -> None:
+    def _row(self) -> None:
         """One row: of the phase, or what `self.visit` says."""
         self.e.math.enter()
         if self.partial:
             assert self.phase is not None
-            self._phase(self.phase)
+            self._publish(self.phase, self._phase(self.phase))
         else:
             self.visit()
         self.e.math.leave()
@@ -134,7 +134,7 @@ class _Split(Loops):
     def _init(self, op: ir.Operation) -> ir.Value:
         return neutral(op) if self.partial else super()._init(op)
 
-    def _publish(self, op: ir.Operation, value: ir.Value) -> None:
+    def _publish_result(self, op: ir.Operation, value: ir.Value) -> None:
         self.e.store(self.places[op][0], (Index(self.at), *self._point_of(op.results[0])), value)
 
     # Whole results
@@ -194,7 +194,7 @@ class _Split(Loops):
 
         def block(i: Number, _: Values) -> Values:
             self.env[self.s.lane] = Index(i, 1)  # type: ignore[index]
-            self._rows([])
+            self._row()
             return []
 
         lane_loop(self.e, 0, self._size(self.e, self.s.lane), 1, [[]], block)  # type: ignore[arg-type]

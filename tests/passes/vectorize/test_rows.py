@@ -1,0 +1,161 @@
+"""Short rows, in blocks of which one phase is done before the next: against numpy, for whole blocks and rests; and what the code has."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from mlirc.tests.passes.graph_text import generic
+from mlirc.tests.passes.vectorize.kernels import built, kernel, padded, stages, strategy, untouched
+
+TARGETS = ["x86-64-v3", "host"]
+rng = np.random.default_rng(0)
+
+
+def softmax(n: int, m: int, maximum: str) -> str:
+    t, row = f"tensor<{n}x{m}xf32>", f"tensor<{n}xf32>"
+    body = generic("%m", [("%x", t)], row, ["i, j", "i"], maximum, "pr", "ij", "0xFF800000")
+    body += generic("%e", [("%x", t), ("%m", row)], t, ["i, j", "i", "i, j"], "%s = arith.subf %a0, %a1 : f32\n%o = math.exp %s : f32")
+    body += generic("%n", [("%e", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
+    body += generic("%r", [("%e", t), ("%n", row)], t, ["i, j", "i", "i, j"], "arith.divf")
+    return kernel([("%x", t)], body, [("%r", t), ("%m", row)], [[m, 1], [1]])
+
+
+@pytest.mark.parametrize("n,rows", [(8, 2), (9, 2), (24, 4), (70, 16), (141, 32)])
+@pytest.mark.parametrize("maximum", ["arith.maximumf", "arith.maxnumf"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_softmax(target, maximum, n, rows):
+    """With the maximum that keeps NaN, of each row for itself, and with the one that drops it, of several rows in one vector."""
+    text = softmax(n, 49, maximum)
+    assert strategy(text, target).rows == rows
+    run = built(text, target)
+    x = rng.standard_normal((n, 49)).astype(np.float32)
+    x[1, 48] = x[4, 3] = np.nan
+    x[2] = -np.inf
+    x[3, 5] = np.inf
+    y, maxima = padded(np.zeros((n, 49), np.float32)), padded(np.zeros(n, np.float32))
+    assert run(x, y, maxima) == 0
+    with np.errstate(invalid="ignore"):
+        largest = x.max(1) if maximum == "arith.maximumf" else np.where(np.isnan(x), -np.inf, x).max(1)
+        e = np.exp(x - largest[:, None])
+        np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_array_equal(maxima, largest)
+    assert untouched(y) and untouched(maxima)
+
+
+REDUCTIONS = [
+    ("arith.addf", "f32", np.float32, "0.5", lambda x: x.astype(np.float64).sum(1) + 0.5),
+    ("arith.addf", "f64", np.float64, "0.5", lambda x: x.sum(1) + 0.5),
+    ("arith.mulf", "f32", np.float32, "2.0", lambda x: x.astype(np.float64).prod(1) * 2),
+    ("arith.maxnumf", "f64", np.float64, "0.0", lambda x: np.maximum(x.max(1), 0)),
+    ("arith.addi", "i64", np.int64, "7", lambda x: x.sum(1) + 7),
+    ("arith.maxsi", "i32", np.int32, "-2147483648", lambda x: x.max(1)),
+    ("arith.minsi", "i16", np.int16, "32767", lambda x: x.min(1)),
+    ("arith.ori", "i32", np.int32, "0", lambda x: np.bitwise_or.reduce(x, 1)),
+]
+
+
+@pytest.mark.parametrize("op,kind,dtype,init,expected", REDUCTIONS, ids=[f"{r[0]}-{r[1]}" for r in REDUCTIONS])
+@pytest.mark.parametrize("n,m", [(133, 1), (70, 17), (35, 33), (9, 130)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_results_of_rows(target, n, m, op, kind, dtype, init, expected):
+    t, row = f"tensor<{n}x{m}x{kind}>", f"tensor<{n}x{kind}>"
+    text = kernel([("%x", t)], generic("%r", [("%x", t)], row, ["i, j", "i"], op, "pr", "ij", init), [("%r", row)], [[1]])
+    run = built(text, target)
+    x = (rng.standard_normal((n, m)) * (1 if "f" in kind else 1000)).astype(dtype)
+    if op == "arith.mulf":
+        x = (1 + x / 16).astype(dtype)
+    y = padded(np.zeros(n, dtype))
+    assert run(x, y) == 0
+    np.testing.assert_allclose(y, expected(x), rtol=1e-4)
+    assert untouched(y)
+
+
+def norm(n: int, m: int, kind: str) -> str:
+    """A layer norm without weights; in f32 it also returns the reciprocal of the deviation."""
+    t, wide, row = f"tensor<{n}x{m}x{kind}>", f"tensor<{n}x{m}xf32>", f"tensor<{n}xf32>"
+    widen, narrow = ("%w = arith.extf %a0 : bf16 to f32\n", "%o = arith.truncf %p : f32 to bf16") if kind == "bf16" else ("", "%o = arith.mulf %a0, %a1 : f32")
+    x = "%w" if widen else "%a0"
+    body = generic("%s", [("%x", t)], row, ["i, j", "i"], f"{widen}%o = arith.addf {x}, %a1 : f32" if widen else "arith.addf", "pr", "ij", "0.0")
+    body += generic("%m", [("%s", row)], row, ["i", "i"], f"%k = arith.constant {m}.0 : f32\n%o = arith.divf %a0, %k : f32", "p", "i")
+    body += generic("%d", [("%x", t), ("%m", row)], wide, ["i, j", "i", "i, j"], f"{widen}%o = arith.subf {x}, %a1 : f32")
+    body += generic("%v", [("%d", wide)], row, ["i, j", "i"], "%q = arith.mulf %a0, %a0 : f32\n%o = arith.addf %q, %a1 : f32", "pr", "ij", "0.0")
+    scale = f"%k = arith.constant {m}.0 : f32\n%t = arith.divf %a0, %k : f32\n%c = arith.constant 1.0e-05 : f32\n%u = arith.addf %t, %c : f32\n%o = math.rsqrt %u : f32"
+    body += generic("%i", [("%v", row)], row, ["i", "i"], scale, "p", "i")
+    body += generic("%r", [("%d", wide), ("%i", row)], t, ["i, j", "i", "i, j"], f"%p = arith.mulf %a0, %a1 : f32\n{narrow}" if widen else narrow)
+    results = [("%r", t)] if widen else [("%r", t), ("%i", row)]
+    return kernel([("%x", t)], body, results, [[m, 1], [1]][: len(results)])
+
+
+@pytest.mark.parametrize("n,m", [(70, 96), (141, 49), (9, 200), (33, 33)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_norms(target, n, m):
+    run = built(norm(n, m, "f32"), target)
+    x = rng.standard_normal((n, m)).astype(np.float32) + 3
+    y, scale = padded(np.zeros((n, m), np.float32)), padded(np.zeros(n, np.float32))
+    assert run(x, y, scale) == 0
+    d = x.astype(np.float64) - x.astype(np.float64).mean(1, keepdims=True)
+    expected = 1 / np.sqrt((d * d).mean(1) + 1e-5)
+    np.testing.assert_allclose(scale, expected, rtol=1e-5)
+    np.testing.assert_allclose(y, d * expected[:, None], rtol=1e-4, atol=1e-5)
+    assert untouched(y) and untouched(scale)
+
+
+def test_what_is_computed_of_sums_is_computed_for_several_rows():
+    """The 16 rows of a half of a block: one division for their means, one root, and no number for itself."""
+    asm = stages(norm(3136, 96, "f32"), "znver5")["asm"]
+    assert len(re.findall(r"vsqrtps.*zmm", asm)) == 1 and "vsqrtss" not in asm and "vdivss" not in asm
+    assert len(re.findall(r"prefetcht0", asm)) > 0, "the next block is fetched"
+
+
+def test_vectors_of_bf16_stay_whole():
+    """What combines the lanes of 32 numbers does not mind their order (see `passes.even_odd`)."""
+    asm = stages(norm(3136, 96, "bf16"), "znver5")["asm"]
+    assert "vpmovzxwd" not in asm and "vpslld\t$16" in asm
+
+
+def test_integers_are_divided_row_by_row():
+    """Of a block that is not full, the rest of the sums is not there, and may be zero."""
+    n, m = 35, 17
+    t, row = f"tensor<{n}x{m}xi32>", f"tensor<{n}xi32>"
+    body = generic("%s", [("%x", t)], row, ["i, j", "i"], "arith.addi", "pr", "ij", "0")
+    body += generic("%q", [("%s", row)], row, ["i", "i"], "%k = arith.constant 1000000 : i32\n%o = arith.divsi %k, %a0 : i32", "p", "i")
+    body += generic("%r", [("%x", t), ("%q", row)], t, ["i, j", "i", "i, j"], "arith.addi")
+    run = built(kernel([("%x", t)], body, [("%r", t)], [[m, 1]]))
+    x = rng.integers(1, 9, (n, m), dtype=np.int32)
+    y = padded(np.zeros((n, m), np.int32))
+    assert run(x, y) == 0
+    np.testing.assert_array_equal(y, x + 1000000 // x.sum(1, keepdims=True))
+
+
+def weighted(n: int, m: int) -> str:
+    """Each element times the sum of its row, and times a weight of f16 that all rows have."""
+    t, row = f"tensor<{n}x{m}xf32>", f"tensor<{n}xf32>"
+    body = generic("%s", [("%x", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
+    product = "%p = arith.mulf %a0, %a1 : f32\n%v = arith.extf %a2 : f16 to f32\n%o = arith.mulf %p, %v : f32"
+    body += generic("%r", [("%x", t), ("%s", row), ("%w", f"tensor<{m}xf16>")], t, ["i, j", "i", "j", "i, j"], product)
+    return kernel([("%x", t), ("%w", f"tensor<{m}xf16>")], body, [("%r", t)], [[m, 1]])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("n,m", [(8, 192), (9, 200), (8, 1000), (35, 33)])
+def test_what_rows_share_is_read_once(n, m, target):
+    """By two rows that are stored together; whole vectors and a rest, and one row that is alone."""
+    text = weighted(n, m)
+    assert strategy(text, target).rows > 1
+    run = built(text, target)
+    x, w = rng.standard_normal((n, m)).astype(np.float32), rng.standard_normal(m).astype(np.float16)
+    y = padded(np.zeros((n, m), np.float32))
+    assert run(x, w, y) == 0
+    np.testing.assert_allclose(y, x * x.sum(1, keepdims=True) * w, rtol=1e-4, atol=1e-5)
+    assert untouched(y)
+
+
+def test_the_loop_of_what_rows_share():
+    """A loop over rows with one for the sum of each, and one over pairs of rows with one for the products of both."""
+    chosen, text = strategy(weighted(16, 1024)), stages(weighted(16, 1024))["vector"]
+    assert chosen.rows == 2 and chosen.stores_together
+    last = text.split("scf.for")[-1]
+    assert last.count("vector.load") == 3 * chosen.unroll and last.count("vector.store") == 2 * chosen.unroll
