@@ -33,6 +33,10 @@ from .reduce import EXTREMES, accumulate, across, by_reduction, combiner, is_nan
 from .stage import Stage
 
 
+WINDOW = 9
+"""Elements that are reduced, of a lane of its own, in a row without a loop: those of a pool's window."""
+
+
 def vectorize_loops(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:
     """Build the vector-dialect module of a kernel of kind `loops` or `rows`."""
     from .rows import BlocksOfRows
@@ -267,6 +271,10 @@ class Loops:
 
         each = COLUMN_BLOCK if apart or not below else max(COLUMN_BLOCK // below, 1)
         size = e.math.sub(hi, lo)
+        if isinstance(lo, int) and isinstance(size, int) and size * (below or 1) <= WINDOW:
+            for i in range(lo, lo + size):
+                carried = step(i, carried)
+            return carried
         if not sums or isinstance(size, int) and size <= 2 * each:
             return loop(e, lo, hi, 1, carried, step)
 
