@@ -27,6 +27,12 @@ STORED = 2
 FETCHED = 1
 """The phase in which the next block's rows are fetched: the first finds them in the cache, and is as fast as it can add."""
 
+
+def power_of_two(n: int) -> int:
+    """The least that is not less."""
+    return 1 << (n - 1).bit_length()
+
+
 Place = Callable[[Number], None]
 """Sets the indices to those of a row of the block."""
 
@@ -84,7 +90,7 @@ class BlocksOfRows(Loops):
     def _reduce(self, phase: Phase, count: Number, place: Place) -> None:
         """The reductions of a phase, whose results are in tables afterwards."""
         e = self.e
-        rows = min(self.s.combined, self.s.lanes // 2 if self.halves else self.s.lanes)
+        rows = self._combined()
         tables = {op.results[0]: self._table(op.results[0]) for op in phase.reductions if not combines_rows(op)}
         parts: dict[ir.Operation, ir.Value] = {}
 
@@ -112,16 +118,21 @@ class BlocksOfRows(Loops):
         loop(e, 0, count, rows, [], group)
         self.tables.update(tables)
 
+    def _combined(self) -> int:
+        """Rows whose sums are combined in one vector: no more than a vector has lanes."""
+        return min(self.s.combined, self.s.lanes // 2 if self.halves else self.s.lanes)
+
     def _totals(self, op: ir.Operation, parts: ir.Value, rows: int) -> ir.Value:
         lanes = parts.type.shape[0] // rows
         kind = ir.VectorType.get([lanes], parts.type.element_type)
-        total = across_rows(op, [vector.load(kind, parts, [self.e.math.value(row * lanes)]) for row in range(rows)])
+        vectors = [vector.load(kind, parts, [self.e.math.value(row * lanes)]) for row in range(rows)]
+        total = across_rows(op, vectors + vectors[-1:] * (power_of_two(rows) - rows))
         return combine(op, total, vector.broadcast(total.type, self._init(op)))
 
     def _table(self, v: ir.Value) -> Memory:
-        """A number for each row of a block."""
+        """A number for each row of a block, and room for the rest of a vector."""
         element = builders.element_type(v)
-        place = self._alloca(self.s.rows, storage_type(element))
+        place = self._alloca(self.s.rows + power_of_two(self._combined()), storage_type(element))
         with ir.InsertionPoint.after(place.owner):
             dynamic = memref.cast(ir.MemRefType.get([builders.DYNAMIC], storage_type(element)), place)
         return Memory(dynamic, [1], element)

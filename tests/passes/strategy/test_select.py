@@ -68,7 +68,7 @@ def test_small_kernels_stay_on_one_thread():
 def test_the_shorter_rows_are_the_more_are_computed_together(height, width, rows):
     """What a block of them reads is a quarter of the first-level cache, 12 KB; and there are four blocks."""
     s = strategy(row_sums(height, width), "znver5")
-    assert isinstance(s, LoopStrategy) and s.rows == rows and s.combined == max(rows // 2, 1)
+    assert isinstance(s, LoopStrategy) and s.rows == rows and s.combined == -(-rows // 2)
 
 
 def test_copies_are_shared_by_threads():

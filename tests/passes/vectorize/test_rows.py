@@ -159,3 +159,20 @@ def test_the_loop_of_what_rows_share():
     assert chosen.rows == 2 and chosen.stores_together
     last = text.split("scf.for")[-1]
     assert last.count("vector.load") == 3 * chosen.unroll and last.count("vector.store") == 2 * chosen.unroll
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_blocks_of_an_inner_loop_are_alike(target):
+    """49 rows of each of 64 windows: 13 three times and 10, of which up to 7 have their sums in one vector of 8."""
+    t, row = "tensor<64x49x49xf32>", "tensor<64x49xf32>"
+    body = generic("%s", [("%x", t), ("%y", "tensor<49x49xf32>")], row, ["i, j, k", "j, k", "i, j"], "%p = arith.mulf %a0, %a1 : f32\n%o = arith.addf %p, %a2 : f32", "ppr", "ijk", "0.0")
+    body += generic("%r", [("%x", t), ("%s", row)], t, ["i, j, k", "i, j", "i, j, k"], "arith.mulf")
+    text = kernel([("%x", t), ("%y", "tensor<49x49xf32>")], body, [("%r", t)], [[2401, 49, 1]])
+    chosen = strategy(text, target)
+    assert chosen.rows == 13 and chosen.combined == 7
+    run = built(text, target)
+    x, y = (rng.standard_normal(s).astype(np.float32) for s in ((64, 49, 49), (49, 49)))
+    z = padded(np.zeros(x.shape, np.float32))
+    assert run(x, y, z) == 0
+    np.testing.assert_allclose(z, x * (x * y).sum(2, keepdims=True), rtol=1e-4, atol=1e-4)
+    assert untouched(z)
