@@ -85,9 +85,11 @@ def ours(module: Any, inputs: list[Any], dynamic: bool = False, options: dict[st
     from mlirc.options import Options
 
     found: list[tuple[Any, list[Any]]] = []
+    chosen = Options.make(options)
+    target = Target.parse(chosen.target)
 
     def compiler(gm: Any, examples: Any, direction: str) -> Any:
-        runner = compile_fx(gm, examples, options=Options.make(options), target=Target.host(), direction=direction)
+        runner = compile_fx(gm, examples, options=chosen, target=target, direction=direction)
 
         def run(arguments: list[Any]) -> Any:
             found.append((runner, list(arguments)))
@@ -100,7 +102,7 @@ def ours(module: Any, inputs: list[Any], dynamic: bool = False, options: dict[st
     if dynamic:
         for x in inputs:
             torch._dynamo.mark_dynamic(x, 0)
-    torch.compile(module, backend=lambda gm, examples: capture(gm, examples, compiler, Options.make(options)), dynamic=dynamic or False)(*inputs)
+    torch.compile(module, backend=lambda gm, examples: capture(gm, examples, compiler, chosen), dynamic=dynamic or False)(*inputs)
     ((runner, arguments),) = found
     return lambda: runner(list(arguments))
 

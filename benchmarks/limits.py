@@ -225,8 +225,9 @@ def _fold(acc: str, chains: int, keep: bool = False) -> list[str]:
 
 def _target() -> Any:
     from mlirc.lowering.target import Target
+    from mlirc.options import Options
 
-    return Target.host()
+    return Target.parse(Options.make().target)
 
 
 def _aligned(size: int) -> np.ndarray:
