@@ -17,7 +17,7 @@ from ...errors import OptionError
 from .. import structure as st
 from . import tiles
 from .common import PACKED_COLUMNS, known, lanes, product
-from .contractions import ContractionStrategy, short_tiles, steps_together, sum_registers
+from .contractions import ContractionStrategy, short_tiles, steps_together, sum_registers, sums_apart
 from .loops import LoopStrategy
 from .traffic import copies, copy_pitch, panel_step
 
@@ -128,6 +128,7 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -
         new = replace(new, group=1)
     if "steps" not in fields:
         new = replace(new, steps=steps_together(new.fetch_ahead and not new.tiles, area, registers))
+    new = replace(new, apart=sums_apart(new.steps, area, registers))
     if "fetch_level" not in fields and not new.fetch_ahead:
         new = replace(new, fetch_level=2)
     if "streams" not in fields:

@@ -68,6 +68,8 @@ class ContractionStrategy:
     """In which a step's lines are fetched ahead on AMX, side by side."""
     steps: int = 1
     """Of the reduction in an iteration, where something is fetched ahead and no rows may be missing."""
+    apart: bool = False
+    """Whether each of these steps has sums of its own, which are added up at the end: where there are few, a product waits for the one before."""
     rows_copied: bool = False
     """Whether the rows of a block are copied, before they are read for panel after panel: tile by tile on AMX, else row by row with `depth`."""
     rows_once: bool = False
@@ -139,11 +141,14 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     shared = _shared(kernel, r)
     columns = _columns(kernel, r, target, s.lanes) if shared is None else 1
     width = columns * s.lanes
+    most_alone = _sums(target, True) // PACKED_COLUMNS
+    fetch = shared is None and s.lanes in (8, 16) and traffic.streams(kernel, r, target.caches, most_alone, PACKED_COLUMNS * s.lanes)
+    if fetch:
+        columns, width = min(columns, PACKED_COLUMNS), min(width, PACKED_COLUMNS * s.lanes)
     low = SUMS_UNDER_WAY // columns if shared is None else 0
     turned = contiguous_rows(kernel, r)
     step = traffic.panel_step(kernel, r, width) if s.lanes == 16 and shared is None and not turned else None
     high = step is not None and known(kernel.domain.sizes[r.reductions[0]]) * step > target.caches.first // 2
-    fetch = shared is None and s.lanes == 16 and traffic.streams(kernel, r, target.caches, (sum_registers(target) - PACKED_COLUMNS) // columns)
     level = 1 if fetch and target.fetches_into_first else 2
     if fetch:
         s.why["fetch_level"] = "AMD's CPUs" if level == 1 else "the first one has the rows"
@@ -171,7 +176,7 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     steps = steps_together(fetch, rows * columns, target.vector_registers)
     if fetch:
         s.why["steps"] = f"{rows * columns} sums leave {'' if steps > 1 else 'too few '}registers for the operands of two"
-    return replace(s, rows=rows, columns=columns, shared=shared, lanes_first=first, fetch_ahead=fetch, fetch_level=level, steps=steps, **around)
+    return replace(s, rows=rows, columns=columns, shared=shared, lanes_first=first, fetch_ahead=fetch, fetch_level=level, steps=steps, apart=sums_apart(steps, rows * columns, target.vector_registers), **around)
 
 
 def steps_together(fetch: bool, sums: int, registers: int) -> int:
@@ -180,6 +185,15 @@ def steps_together(fetch: bool, sums: int, registers: int) -> int:
     For 128 x 768 x 3072 in f32 one is 2% slower, and four are 1% faster, for which LLVM takes three times as long (60 instead of 18 ms).
     """
     return 2 if fetch and sums <= registers - 6 else 1
+
+
+def sums_apart(steps: int, sums: int, registers: int) -> bool:
+    """Whether there is room in half of the registers for sums of each step.
+
+    Two units that take four cycles for a sum have eight under way. From the second level of a Zen 5, 1 x 3072 x 768 takes 42 instead of 55 us
+    in bf16 (`vdpbf16ps` takes longer), 4 x 3072 x 768 46 instead of 59; 1 x 768 x 768 in AVX2 22 instead of 37 in f32.
+    """
+    return steps > 1 and steps * sums <= registers // 2
 
 
 def _rows(kernel: KernelFunction, r: Roles, limit: int, low: int, reason: str, why: dict[str, str], high: bool = False) -> int:
@@ -307,12 +321,16 @@ def sum_registers(target: Target) -> int:
     return target.vector_registers - 4
 
 
+def _sums(target: Target, fetch: bool) -> int:
+    """Registers for sums. Where something is fetched, two steps are together, if there are registers enough."""
+    return sum_registers(target) - (PACKED_COLUMNS if fetch and target.vector_registers > 16 else 0)
+
+
 def _most_rows(
     kernel: KernelFunction, r: Roles, target: Target, columns: int, shared: int | None, fetch: bool, copied: bool
 ) -> tuple[int, str]:
     """How many rows a register tile may have, which are copied or read where they are, and why."""
-    # Where something is fetched, two steps are together.
-    budget = sum_registers(target) - (PACKED_COLUMNS if fetch else 0)
+    budget = _sums(target, fetch)
     reason = f"{target.vector_registers} registers: {budget} for sums"
     if shared is not None:
         taps = known(kernel.domain.sizes[shared])

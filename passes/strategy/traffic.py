@@ -76,7 +76,7 @@ MANY_ROWS = 16 * LEAST_NEAR
 1.13 instead of 0.92 ms, from beyond the second level), many take less (128 x 3072 x 768 3.25 instead of 3.96)."""
 
 
-def streams(kernel: KernelFunction, r: Roles, caches: Caches, rows: int) -> bool:
+def streams(kernel: KernelFunction, r: Roles, caches: Caches, rows: int, width: int) -> bool:
     """Whether panels, [reduction][block of lanes], are to be fetched before they are read, by register tiles of up to `rows` rows.
 
     Weights come from beyond the second-level cache wherever those of all layers do not fit it, be they small: 128 x 256 x 512 in f32 takes
@@ -89,7 +89,7 @@ def streams(kernel: KernelFunction, r: Roles, caches: Caches, rows: int) -> bool
     size = 1 if r.row is None else kernel.domain.sizes[r.row]
     if r.lane is None or op is None or len(r.reductions) != 1:
         return False
-    shape = [PACKED_COLUMNS * 16, st.word(op)] if st.WORDS in op.attributes else [PACKED_COLUMNS * 16]
+    shape = [width, st.word(op)] if st.WORDS in op.attributes else [width]
     most = blocks.resident(caches) if isinstance(size, int) and size <= rows else caches.first
     packed = all(st.owner(v) is None and len(st.shape(v)) == 2 + len(shape) and [*st.shape(v)[2:]] == shape for v in _panels(kernel, r))
     return packed and sum(_bytes(v, kernel) for v in _panels(kernel, r)) > most

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from ...dialects import builders
@@ -34,6 +35,10 @@ that it is fetched into. 1 x 768 x 3072 in f32 takes 545 us from beyond the seco
 with nothing; 4 x 768 x 3072 on a Zen 5, into the first level, 208 with 4 KB, 201 with 8, 215 with 16 and 245 with nothing."""
 
 LINE_BYTES = 64
+
+
+def add(a: ir.Value, b: ir.Value) -> ir.Value:
+    return (arith.addf if isinstance(builders.element_type(a), ir.FloatType) else arith.addi)(a, b)
 
 
 class Products:
@@ -110,10 +115,11 @@ class Products:
         """
         m, (first, tiles), (begin, end) = self.e.math, self.reading, self._range(self.r.reductions[0])
         self.env[self.r.reductions[0]] = Index(begin)
-        place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), lane)
+        number = 0 if self.r.swapped else 1
+        place, at = self._operand_at(number, Index(0), lane)
         element, begin, end = place.element.width // 8, m.floordiv(begin, self.each_step), m.floordiv(end, self.each_step)
         line, steps = LINE_BYTES // element, m.sub(end, begin)
-        lines = FETCH_STEPS * PACKED_COLUMNS * 16 * self.each_step // line
+        lines = FETCH_STEPS * st.shape(self.op.operands[number])[2] * self.each_step // line
         each = m.floordiv(m.add(m.sub(tiles, 1), lines), tiles)
         before = m.mul(m.floordiv(m.sub(row.base, first), self.s.rows), m.floordiv(steps, FETCH_STEPS))
         whole = m.floordiv(m.add(m.mul(steps, lines), FETCH_STEPS - 1), FETCH_STEPS)
@@ -165,18 +171,25 @@ class Products:
         if fetch is None:
             return loop(e, begin, end, 1, acc, step)
         together = 1 if self.count is not None else self.s.steps
+        n, apart = len(acc), together if self.s.apart else 1
 
         def some(i: Number, values: Values) -> Values:
             less(e, arith.remui(m.value(i), m.value(FETCH_STEPS)), 1, lambda: fetch(i))
             for u in range(together):
-                values = step(m.add(i, u), values)
+                own = slice(u % apart * n, (u % apart + 1) * n)
+                values[own] = step(m.add(i, u), values[own])
             return values
+
+        def walk(end: Number) -> Values:
+            zeros = [builders.constant(v.type, 0) for v in acc]
+            sums = loop(e, begin, end, together, [*acc, *zeros * (apart - 1)], some)
+            return [functools.reduce(add, sums[at::n]) for at in range(n)]
 
         size = self._size(e, self.r.reductions[0])
         if isinstance(size, int) and size // self.each_step % together == 0:  # and so are all blocks of it
-            return loop(e, begin, end, together, acc, some)
+            return walk(end)
         even = m.add(begin, m.mul(m.floordiv(m.sub(end, begin), together), together))
-        return loop(e, even, end, 1, loop(e, begin, even, together, acc, some), step)
+        return loop(e, even, end, 1, walk(even), step)
 
     def _block_length(self, classes: Sequence[int]) -> int | None:
         """How many steps of the first class are a block; None if the sum is none of blocks, or has them inside of a step."""
