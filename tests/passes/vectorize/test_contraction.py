@@ -238,10 +238,10 @@ def test_rows_in_parts(batch: tuple[int, ...], rows: int, pin: str, threads: int
     torch.testing.assert_close(got, x @ w, rtol=1e-4, atol=1e-4)
 
 
-def streamed(m: int | str, k: int) -> str:
-    """A product with so many rows, "?" or a number, and panels that do not stay in the second-level cache."""
-    x, w, y = f"tensor<{m}x{k}xf32>", f"tensor<24x{k}x32xf32>", f"tensor<{m}x768xf32>"
-    op = generic("%y", [("%x", x), ("%w", w)], y, ["i, l", "j floordiv 32, l, j mod 32", "i, j"], PRODUCT, "ppr", "ijl", "0.0", "contraction")
+def streamed(m: int | str, k: int, width: int = 32) -> str:
+    """A product with so many rows, "?" or a number, and panels, as wide as two vectors, that do not stay in the second-level cache."""
+    x, w, y = f"tensor<{m}x{k}xf32>", f"tensor<{768 // width}x{k}x{width}xf32>", f"tensor<{m}x768xf32>"
+    op = generic("%y", [("%x", x), ("%w", w)], y, ["i, l", f"j floordiv {width}, l, j mod {width}", "i, j"], PRODUCT, "ppr", "ijl", "0.0", "contraction")
     if m != "?":
         return kernel([("%x", x), ("%w", w)], op, [("%y", y)], [[768, 1]])
     named = {"%m": 'mlirc.name = "m"', "%x": f'mlirc.sizes = ["m", "{k}"], mlirc.strides = ["{k}", "1"]'}
@@ -259,12 +259,13 @@ def test_a_fetching_product_of_unknown_rows_spills_nothing(k: int) -> None:
     assert asm.count("prefetcht1") == 24 and not re.search(SPILL, asm)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 13, 14, 27, 40, 120])
+@pytest.mark.parametrize("rows", [0, 1, 3, 4, 6, 13, 14, 27, 40, 120])
 @pytest.mark.parametrize("k", [767, 768, 770, 2048, 2063])
-def test_what_is_fetched_changes_no_result(k: int, rows: int) -> None:
+@pytest.mark.parametrize("target, width", [("host", 32), ("x86-64-v3", 16)])
+def test_what_is_fetched_changes_no_result(k: int, rows: int, target: str, width: int) -> None:
     x, w = arrays((rows, k), (768, k))
-    panels = np.ascontiguousarray(w.reshape(24, 32, k).transpose(0, 2, 1))
-    for run, more in ((built(streamed(rows, k)), ()), (built(streamed("?", k)), (rows,))):
+    panels = np.ascontiguousarray(w.reshape(768 // width, width, k).transpose(0, 2, 1))
+    for run, more in ((built(streamed(rows, k, width), target), ()), (built(streamed("?", k, width), target), (rows,))):
         got = padded(np.zeros((rows, 768), np.float32))
         assert run(x, panels, *more, got) == 0
         np.testing.assert_allclose(got, x @ w.T, rtol=1e-3, atol=1e-3)
@@ -289,3 +290,21 @@ def test_register_tiles_fetch_the_next_panel_together(rows: int, lines: int, cpu
     assert full.count("vfmadd") == 2 * 26 and "rsp" not in full
     assert max(part.count(fetch) for part in parts) == lines and "testb\t$3" in asm
     assert not re.search(SPILL, asm)
+
+
+@pytest.mark.parametrize("rows", [128, 60, 6, "?"])
+def test_avx2_fetches_in_tiles_of_two_columns(rows: int | str) -> None:
+    """Six rows of two vectors: three columns would read one panel and half of the next."""
+    texts = stages(streamed(rows, 768, 16), "znver3")
+    full = max(texts["asm"].split("\n.L"), key=lambda part: part.count("vfmadd"))
+    assert "rows=6, columns=2" in texts["strategy"] and full.count("vfmadd") == 12 and "rsp" not in full
+    assert "prefetcht0" in texts["asm"] and not re.search(SPILL.replace("zmm", "ymm"), full)
+
+
+@pytest.mark.parametrize("cpu, width, rows", [("znver5", 32, 1), ("znver5", 32, 4), ("znver3", 16, 1), ("znver3", 16, 2)])
+def test_few_sums_are_apart_for_even_and_odd_steps(cpu: str, width: int, rows: int) -> None:
+    """Twice as many as the tile has: else each product waits for the one before."""
+    texts = stages(streamed(rows, 768, width), cpu)
+    full = max(texts["asm"].split("\n.L"), key=lambda part: part.count("vfmadd"))
+    sums = re.findall(r"vfmadd231ps.*%([yz]mm\d+)\n", full)
+    assert "apart=True" in texts["strategy"] and len(sums) == len(set(sums)) == 2 * 2 * rows
