@@ -64,11 +64,36 @@ def test_small_kernels_stay_on_one_thread():
     assert small.grain > 4 and large.grain < 100
 
 
-@pytest.mark.parametrize("height,width,rows", [(3136, 96, 32), (3136, 128, 16), (3136, 192, 16), (3136, 1000, 2), (3136, 4096, 1), (40, 96, 8), (8, 96, 2), (7, 96, 1)])
+@pytest.mark.parametrize("height,width,rows", [(3136, 96, 32), (3136, 128, 16), (3136, 192, 16), (3136, 1000, 2), (3136, 2048, 2), (3136, 4096, 1), (40, 96, 8), (8, 96, 2), (7, 96, 1)])
 def test_the_shorter_rows_are_the_more_are_computed_together(height, width, rows):
-    """What a block of them reads is a quarter of the first-level cache, 12 KB; and there are four blocks."""
+    """What a block of them reads is a quarter of the first-level cache, 12 KB, of two rows half of it; and there are four blocks."""
     s = strategy(row_sums(height, width), "znver5")
     assert isinstance(s, LoopStrategy) and s.rows == rows and s.combined == -(-rows // 2)
+
+
+LOOKED_UP = "%k = arith.index_cast %a0 : i64 to index"
+ROLLED = "%i = linalg.index 0 : index\n%c = arith.constant 1 : index\n%s = arith.addi %i, %c : index\n%m = arith.constant 4096 : index\n%k = arith.remui %s, %m : index"
+
+
+@pytest.mark.parametrize("inputs,index,rows", [([("%n", "tensor<4096xi64>")], LOOKED_UP, 2), ([("%w", "tensor<4096xf32>")], ROLLED, 32)])
+def test_rows_that_are_looked_up_go_by_twos(inputs, index, rows):
+    """They come from anywhere, and nothing fetches them; those of a roll follow one another."""
+    t, row = "tensor<4096x96xf32>", "tensor<4096xf32>"
+    body = generic("%e", inputs, t, ["i", "i, j"], f"{index}\n%l = linalg.index 1 : index\n%o = tensor.extract %x[%k, %l] : {t}")
+    body += generic("%r", [("%e", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
+    s = strategy(kernel([("%x", t), *inputs], body, [("%r", row)], [[1]]), "znver5")
+    assert isinstance(s, LoopStrategy) and s.rows == rows
+
+
+def test_rows_that_read_nothing_of_their_own_have_room_on_the_stack():
+    """Each element is a number of all rows times one of the row's, and kept."""
+    n, m = 256, 16384
+    t, row = f"tensor<{n}x{m}xf32>", f"tensor<{n}xf32>"
+    body = generic("%e", [("%x", f"tensor<{m}xf32>"), ("%y", row)], t, ["j", "i", "i, j"], "%p = arith.mulf %a0, %a1 : f32\n%o = math.exp %p : f32")
+    body += generic("%n", [("%e", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
+    body += generic("%r", [("%e", t), ("%n", row)], t, ["i, j", "i", "i, j"], "arith.divf")
+    s = strategy(kernel([("%x", f"tensor<{m}xf32>"), ("%y", row)], body, [("%r", t)], [[m, 1]]), "znver5")
+    assert isinstance(s, LoopStrategy) and any(s.keep) and s.rows == 1
 
 
 def test_copies_are_shared_by_threads():
