@@ -139,12 +139,10 @@ def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionSt
 def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy:
     """A tile of sums in vector registers, and the blocks of the reduction around it; of a depthwise convolution with its taps."""
     shared = _shared(kernel, r)
-    columns = _columns(kernel, r, target, s.lanes) if shared is None else 1
+    most_alone = _sums(target, fetch=True) // PACKED_COLUMNS
+    fetch = shared is None and s.lanes == target.lanes(32) >= 8 and traffic.streams(kernel, r, target.caches, most_alone, PACKED_COLUMNS * s.lanes)
+    columns = _columns(kernel, r, target, s.lanes, fetch) if shared is None else 1
     width = columns * s.lanes
-    most_alone = _sums(target, True) // PACKED_COLUMNS
-    fetch = shared is None and s.lanes in (8, 16) and traffic.streams(kernel, r, target.caches, most_alone, PACKED_COLUMNS * s.lanes)
-    if fetch:
-        columns, width = min(columns, PACKED_COLUMNS), min(width, PACKED_COLUMNS * s.lanes)
     low = SUMS_UNDER_WAY // columns if shared is None else 0
     turned = contiguous_rows(kernel, r)
     step = traffic.panel_step(kernel, r, width) if s.lanes == 16 and shared is None and not turned else None
@@ -263,7 +261,7 @@ MANY_COLUMNS = 8
 """Vectors side by side from which on a block of three that is not full does not count: ResNet-50, with its 64 channels, gains 4%."""
 
 
-def _columns(kernel: KernelFunction, r: Roles, target: Target, n: int) -> int:
+def _columns(kernel: KernelFunction, r: Roles, target: Target, n: int, fetch: bool = False) -> int:
     """Vectors side by side in a register tile: two, up to four for a convolution with few output channels and its lanes along the image.
 
     Three with 16 registers: 4 x 3 sums take 7 loads for 12 products, 6 x 2 take 8. On a Zen 3 with a limit of 101 GF/s both
@@ -277,7 +275,8 @@ def _columns(kernel: KernelFunction, r: Roles, target: Target, n: int) -> int:
     sizes = kernel.domain.sizes
     rows = 1 if r.row is None else sizes[r.row]
     most, size = PACKED_COLUMNS, known(sizes[r.lane])
-    if target.vector_registers == 16 and len(kernel.domain.siblings) == 1 and not _in_two_steps(kernel) and (size % (3 * n) == 0 or size >= MANY_COLUMNS * n):
+    whole_panels = fetch or len(kernel.domain.siblings) > 1
+    if target.vector_registers == 16 and not whole_panels and not _in_two_steps(kernel) and (size % (3 * n) == 0 or size >= MANY_COLUMNS * n):
         most = 3
     if st.kind(kernel.domain.anchor) == "convolution" and isinstance(rows, int) and rows <= FEW_ROWS:  # type: ignore[arg-type]
         most = min(4, sum_registers(target) // max(rows, 1))

@@ -13,7 +13,7 @@ from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
 from . import blocks
-from .common import PACKED_COLUMNS, known, product
+from .common import known, product
 from .tiles import FEW_PANELS, SUM_BYTES
 
 if TYPE_CHECKING:
