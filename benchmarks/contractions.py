@@ -9,6 +9,9 @@ are unsigned bytes with a zero point, weights signed ones with a scale for each 
 `onednn.qlinear_pointwise`.
 The limit is that of the units or of the stream of weights, activations and results, whichever takes longer, both measured in
 the same run (`benchmarks.limits`).
+
+`MLIRC_OPTIONS=target=znver3` makes code for AVX2, here and for the limit; to the libraries `ONEDNN_MAX_CPU_ISA=AVX2` and
+`MKL_ENABLE_INSTRUCTIONS=AVX2` say the same.
 """
 
 from __future__ import annotations
@@ -87,6 +90,7 @@ def ours(module: Any, inputs: list[Any], dynamic: bool = False, options: dict[st
     found: list[tuple[Any, list[Any]]] = []
     chosen = Options.make(options)
     target = Target.parse(chosen.target)
+    target.check_runnable()
 
     def compiler(gm: Any, examples: Any, direction: str) -> Any:
         runner = compile_fx(gm, examples, options=chosen, target=target, direction=direction)

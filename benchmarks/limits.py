@@ -227,7 +227,9 @@ def _target() -> Any:
     from mlirc.lowering.target import Target
     from mlirc.options import Options
 
-    return Target.parse(Options.make().target)
+    target = Target.parse(Options.make().target)
+    target.check_runnable()
+    return target
 
 
 def _aligned(size: int) -> np.ndarray:
