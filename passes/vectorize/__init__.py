@@ -18,6 +18,7 @@ from .deep_tiles import vectorize_deep_tiles
 from .dot import vectorize_dot
 from .kernel import KernelFunction
 from .loops import vectorize_loops
+from .rows import vectorize_rows
 from .scan import vectorize_scan
 from .scatter import vectorize_scatter
 from .segments import vectorize_segments
@@ -52,6 +53,8 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
             assert isinstance(strategy, LoopStrategy)
             if strategy.split is not None:
                 return vectorize_split(kernel, strategy, symbol)
+            if strategy.rows > 1:
+                return vectorize_rows(kernel, strategy, symbol)
             return vectorize_loops(kernel, strategy, symbol)
         case "concat":
             assert isinstance(strategy, LoopStrategy)

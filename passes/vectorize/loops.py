@@ -22,7 +22,7 @@ from .. import structure as st
 from ..phases import Phase, phases
 from ..strategy import LANE_CHUNK, LoopStrategy, margins, transposes
 from . import entry, strided
-from .evaluate import Evaluator, Lookup
+from .evaluate import Evaluator
 from .keep import KeptRows
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
@@ -32,16 +32,14 @@ from .nest import Values, delinearize, lane_loop, loop
 from .reduce import EXTREMES, accumulate, across, by_reduction, combiner, is_nan, join, neutral
 from .stage import Stage
 
-
 WINDOW = 9
-"""Elements that are reduced, of a lane of its own, in a row without a loop: those of a pool's window."""
+"""Elements, of a pool's window, that are reduced without a loop: in f32 maxima of 2 x 2 in [64, 128, 128] take 62 instead of 65 us, averages
+56 instead of 71."""
 
 
 def vectorize_loops(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:
     """Build the vector-dialect module of a kernel of kind `loops` or `rows`."""
-    from .rows import BlocksOfRows
-
-    emitter = (BlocksOfRows if strategy.rows > 1 else Loops)(kernel, strategy)
+    emitter = Loops(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
@@ -51,8 +49,6 @@ class Loops:
         self.s = strategy
         self.d = kernel.domain
         self.horizontal = strategy.lane in strategy.inner
-        self.halves = any(st.is_tensor(v) and isinstance(builders.element_type(v), ir.BF16Type) for v in (*kernel.arguments, *kernel.results))
-        """Whether lanes may come to be in another order, see `passes.even_odd`."""
         self.env: dict[int, Index] = {}
         self.row: Number = 0
         """Which row of those that are computed together."""
@@ -84,7 +80,6 @@ class Loops:
         self.out = self.k.bind(e, slots)
         self._plan()
         self.kept = KeptRows(self.s, self.d, [v for values in self.keep for v in values], self.env)
-        self.entry = ir.InsertionPoint.current.block
         if self.s.staged is not None:
             self.stage = Stage(self.k, self.s, e, self.env, lambda e: self._size(e, self.s.staged))  # type: ignore[arg-type]
 

@@ -16,13 +16,13 @@ from ...dialects import builders
 from ...dialects.mlir import arith, ir, math, memref, vector
 from .. import structure as st
 from ..strategy import ContractionStrategy
-from ..strategy.common import PACKED_COLUMNS
 from . import long_sums, words
 from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number
 from .memory import Memory
 from .nest import Values, less, loop
+from .reduce import combine
 from .roles import roles
 
 FETCH_STEPS = 4
@@ -35,10 +35,6 @@ that it is fetched into. 1 x 768 x 3072 in f32 takes 545 us from beyond the seco
 with nothing; 4 x 768 x 3072 on a Zen 5, into the first level, 208 with 4 KB, 201 with 8, 215 with 16 and 245 with nothing."""
 
 LINE_BYTES = 64
-
-
-def add(a: ir.Value, b: ir.Value) -> ir.Value:
-    return (arith.addf if isinstance(builders.element_type(a), ir.FloatType) else arith.addi)(a, b)
 
 
 class Products:
@@ -183,7 +179,7 @@ class Products:
         def walk(end: Number) -> Values:
             zeros = [builders.constant(v.type, 0) for v in acc]
             sums = loop(e, begin, end, together, [*acc, *zeros * (apart - 1)], some)
-            return [functools.reduce(add, sums[at::n]) for at in range(n)]
+            return [functools.reduce(functools.partial(combine, self.op), sums[at::n]) for at in range(n)]
 
         size = self._size(e, self.r.reductions[0])
         if isinstance(size, int) and size // self.each_step % together == 0:  # and so are all blocks of it

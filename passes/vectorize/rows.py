@@ -13,8 +13,12 @@ from collections.abc import Callable, Sequence
 
 from ...dialects import builders
 from ...dialects.mlir import ir, memref, vector
+from .. import structure as st
 from ..phases import Phase
+from ..strategy import LoopStrategy
+from . import entry
 from .evaluate import Lookup
+from .kernel import KernelFunction
 from .lanes import Index, Number
 from .loops import Loops
 from .memory import Memory, storage_type
@@ -37,7 +41,22 @@ Place = Callable[[Number], None]
 """Sets the indices to those of a row of the block."""
 
 
-class BlocksOfRows(Loops):
+def vectorize_rows(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:
+    """Build the module of a kernel of kind `rows` whose strategy has several rows in a block."""
+    emitter = _BlocksOfRows(kernel, strategy)
+    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
+
+
+class _BlocksOfRows(Loops):
+    def __init__(self, kernel: KernelFunction, strategy: LoopStrategy) -> None:
+        super().__init__(kernel, strategy)
+        self.halves = any(st.is_tensor(v) and isinstance(builders.element_type(v), ir.BF16Type) for v in (*kernel.arguments, *kernel.results))
+        """Whether lanes may come to be in another order, see `passes.even_odd`."""
+
+    def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
+        self.top = ir.InsertionPoint.current.block
+        super().body(begin, end, status, slots)
+
     def _several(self, begin: Number, end: Number, place: Place) -> None:
         m, rows = self.e.math, self.s.rows
         whole = isinstance(begin, int) and isinstance(end, int) and (end - begin) % rows == 0
@@ -64,7 +83,7 @@ class BlocksOfRows(Loops):
             elif self.s.stores_together and not self.keep[phase.number]:
                 self._stores_together(phase, count, place)
             else:
-                self._each(0, count, place, lambda: self._phase(phase))
+                self._each(0, count, place, functools.partial(self._phase, phase))
             self._remember(phase)
         if self.row_stores:
             self._each(0, count, place, lambda: self._store(self.row_stores))
@@ -138,7 +157,7 @@ class BlocksOfRows(Loops):
         return Memory(dynamic, [1], element)
 
     def _alloca(self, elements: int, kind: ir.Type) -> ir.Value:
-        with ir.InsertionPoint.at_block_begin(self.entry):
+        with ir.InsertionPoint.at_block_begin(self.top):
             return memref.AllocaOp(ir.MemRefType.get([elements], kind), [], [], alignment=64).result
 
     # Stores

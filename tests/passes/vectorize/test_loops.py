@@ -141,6 +141,15 @@ def test_transposed_operand(n, m, target):
     assert untouched(out)
 
 
+def test_windows_have_no_loops():
+    """Nine elements are read one by one; ten, of which none is a window, in a loop."""
+    for height, loops in ((9, 2), (10, 3)):
+        t, out = f"tensor<64x{height}x64xf32>", "tensor<64x64xf32>"
+        body = generic("%r", [("%x", t)], out, ["i, j, k", "i, k"], "arith.maximumf", "prp", "ijk", "0xFF800000")
+        text = stages(kernel([("%x", t)], body, [("%r", out)], [[64, 1]]))["vector"]
+        assert text.count("scf.for") == loops
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("n,m", SIZES)
 def test_column_sums(n, m, target):
