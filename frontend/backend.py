@@ -27,6 +27,7 @@ from ..runtime.program import Program
 from ..runtime.weights import WeightTable
 from . import forking
 from .aten import host_step
+from .collector import paused
 from .decompositions import decompositions
 from .eager import EagerRunner
 from .guarded import GuardedRunner, guarded
@@ -49,6 +50,7 @@ logger = log.get_logger("backend")
 let_dynamo_trace_layers()
 
 
+@paused()
 def mlirc(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Any = None) -> Any:
     """What `torch.compile(model, backend="mlirc", mode=..., options=...)` calls for every graph."""
     chosen = Options.make(options, mode)

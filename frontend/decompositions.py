@@ -53,13 +53,14 @@ def decompositions(rng: str = "native") -> dict[Any, Callable[..., Any]]:
 
 @functools.cache
 def _table(rng: str) -> dict[Any, Callable[..., Any]]:
-    from torch._decomp import core_aten_decompositions, get_decompositions
+    from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 
     from . import ops, random  # noqa: F401  (fills LOWERINGS)
     from .registry import LOWERINGS
 
     kept = {getattr(packet, overload) for packet in KEEP for overload in packet.overloads()}
-    table = dict(core_aten_decompositions().items())
+    # Without the composite ops, which the dispatcher takes apart by itself: to look for them among all ops takes 0.1 s.
+    table = dict(_core_aten_decompositions_post_autograd())
     table.update(get_decompositions(EXTRA))
     table.update(OWN)
     for op, f in random.DECOMPOSITIONS.items():
