@@ -82,7 +82,8 @@ class _Ops:
                 self._sort(op)
             if not self.possible:
                 return
-        self.worthwhile = any(_is(op.results[0], ir.BF16Type) for op in self.loads)
+        loaded = [op.results[0] for op in self.loads if _is(op.results[0], ir.BF16Type)]
+        self.worthwhile = any(use.owner.operation.name == "arith.extf" for value in loaded for use in value.uses)
 
     def _sort(self, op: ir.Operation) -> None:
         name, vectors = op.name, [v for v in op.operands if _lanes(v)]

@@ -18,6 +18,7 @@ from .fit_integers import fit_integers
 from .fold_transposes import fold_transposes
 from .fuse import fuse
 from .insert_slices import insert_slices
+from .integer_maxima import integer_maxima
 from .integer_products import integer_products
 from .layouts import Layouts
 from .materialize import materialize
@@ -95,6 +96,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "canonicalize": Graph.clean,
     "insert-slices": _insert_slices,
     "integer-products": _integer_products,
+    "integer-maxima": lambda graph: integer_maxima(graph.function),
     "merge-positions": lambda graph: merge_positions(graph.function, pack_shape(graph.target)),
     "fold-transposes": _cleaned(fold_transposes),
     "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),

@@ -86,6 +86,9 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     if w.lane is not None and w.interleaved is None and transposed is None and _half_width(w, w.lane, plan.staged):
         plan.lanes, plan.unroll = 2 * w.lanes, max(1, unroll // 2)
         why["lanes"] += " of bf16, computed as the even lanes and the odd ones"
+    elif w.lane is not None and w.interleaved is None and transposed is None and _in_16_bits(w):
+        plan.lanes, plan.unroll = 2 * w.lanes, max(1, unroll // 2)
+        why["lanes"] += " of 16-bit numbers, compared as they are"
     plan.keep = kept(w, plan.lanes)
     if plan.keep:
         why["keep"] = "dear to compute, and wanted again in a later walk over the row"
@@ -189,6 +192,15 @@ def _half_width(w: Walk, lane: int, along: int | None) -> bool:
     n, size = w.lanes, w.sizes[lane]
     # Not where half of the last vector would be past the end, and that is much.
     return not isinstance(size, int) or size > 4 * n or -(-size // n) % 2 == 0
+
+
+def _in_16_bits(w: Walk) -> bool:
+    """Whether a reduction computes in 16 bits, of what has as many (see `integer_maxima`)."""
+    d = w.kernel.domain
+    tensors = [v for v in (*w.kernel.arguments, *w.kernel.results) if st.is_tensor(v)]
+    inside = [st.operation(o) for op in d.loops if op.name == "linalg.generic" for o in op.regions[0].blocks[0].operations]
+    widths = {getattr(v.type, "width", 0) for o in inside for v in o.results} | {builders.element_type(v).width for v in tensors}
+    return bool(d.reductions) and widths == {16}
 
 
 MOST_ROWS = 32
