@@ -18,9 +18,13 @@
     %t = transpose %nhwc to nchw                %p' = pad %nhwc
     %p = pad %t, read by a concat         ->    %p = transpose %p' to nchw
 
+    %t = transpose %nhwgc to ngchw              %s' = generic sum over g of %nhwgc : nhwc
+    %s = generic sum over g of %t : nchw  ->    %s = transpose %s' to nchw
+
 An elementwise op takes the dim order of its largest operand, so that a chain of channels-last convolutions stays
-channels-last and its ops fuse, also where dims are split and merged between (a group norm); a gather one in which its innermost loop runs along memory; a concatenation that of its
-operands, if they agree, and a pad in front of such, of an elementwise op or of a reduction (a pooling) that of its operand.
+channels-last and its ops fuse, also where dims are split and merged between (a group norm); a reduction that of what it reduces; a
+gather one in which its innermost loop runs along memory; a concatenation that of its operands, if they agree, and a pad in front of
+such, of an elementwise op, of a reduction (a pooling) or of one that transposes back (a convolution) that of its operand.
 """
 
 from __future__ import annotations
@@ -50,6 +54,8 @@ def fold_transposes(function: ir.Operation) -> None:
             fold_operands(op)
             if st.kind(op) == "elementwise":
                 follow_operand(op)
+            elif st.kind(op) == "reduction":
+                follow_reduced(op)
 
 
 def _compose(op: ir.Operation) -> None:
@@ -125,6 +131,35 @@ def follow_operand(op: ir.Operation) -> None:
     op.erase()
 
 
+def follow_reduced(op: ir.Operation) -> None:
+    """Give the result of a reduction the order that its dims have in the first operand that has all loops, which are walked in order."""
+    maps, init = st.maps(op), st.owner(op.operands[len(op.operands) - 1])
+    rank, stored = maps[-1].n_dims, st.map_dims(maps[-1])
+    full = [m for m in (st.map_dims(m) for m in maps[:-1]) if None not in m and sorted(m) == list(range(rank))]  # type: ignore[type-var]
+    if len(op.results) != 1 or not full or None in stored or init is None or init.name != "linalg.fill":
+        return
+    walked: list[int] = full[0]  # type: ignore[assignment]
+    order = [stored.index(d) for d in walked if d in stored]
+    empty = st.owner(init.operands[1])
+    if order == sorted(order) or empty is None or empty.name != "tensor.empty" or any(o.name == "linalg.index" for o in st.body_ops(op)):
+        return
+    rename = ir.AffineMap.get(rank, 0, [ir.AffineDimExpr.get(walked.index(d)) for d in range(rank)])
+    new_maps = [_substitute(m, rename) for m in maps[:-1]]
+    new_maps.append(builders.projection(rank, [walked.index(stored[d]) for d in order]))
+    iterators = st.iterators(op)
+    with ir.InsertionPoint(op), op.location:
+        sizes = _sizes(empty)
+        start = builders.fill([sizes[d] for d in order], init.operands[0])
+        new = st.operation(op.clone(ip=ir.InsertionPoint(op)))
+        new.operands[len(new.operands) - 1] = start
+        new.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in new_maps])
+        new.attributes["iterator_types"] = builders.iterator_types("".join(iterators[d][0] for d in walked))
+        new.results[0].set_type(start.type)
+        back = builders.transpose(new.results[0], [order.index(d) for d in range(len(order))], sizes)
+    op.results[0].replace_all_uses_with(back)
+    op.erase()
+
+
 def _windows(maps: Sequence[ir.AffineMap], rank: int) -> list[int] | None:
     """The loops of windows of one operand (`unfold`), with that one innermost along which it is contiguous."""
     if len(maps) != 2 or not any(isinstance(e, ir.AffineAddExpr) for e in maps[0].results):
@@ -148,12 +183,14 @@ def follow_padded(op: ir.Operation, function: ir.Operation) -> None:
     """
     below = st.owner(op.operands[0])
     users = [st.operation(u.owner) for u in op.results[0].uses]
-    if below is None or below.name != "linalg.transpose" or not all(st.kind(u) in ("concat", "elementwise", "reduction") or _wants_planes(u) for u in users):
+    if below is None or below.name != "linalg.transpose":
+        return
+    order = st.integers(below.attributes["permutation"])
+    if not all(st.kind(u) in ("concat", "elementwise", "reduction") or _undoes(u, order) or _wants_planes(u) for u in users):
         return
     value = st.operation(op.regions[0].blocks[0].operations[0])
     if value.name != "tensor.yield":  # something that is computed
         return
-    order = st.integers(below.attributes["permutation"])
     back = [order.index(d) for d in range(len(order))]
     low, high = ([side[i] for i in back] for side in st.pads(op))
     with ir.InsertionPoint(op), op.location:
@@ -162,6 +199,17 @@ def follow_padded(op: ir.Operation, function: ir.Operation) -> None:
         result = builders.transpose(builders.pad(below.operands[0], low, high, shape, value.operands[0]), order, sizes)
     op.results[0].replace_all_uses_with(result)
     op.erase()
+
+
+def _undoes(op: ir.Operation, order: Sequence[int]) -> bool:
+    """Whether it transposes back what was transposed to `order`, perhaps with its dims split."""
+    groups = [[d] for d in range(len(order))]
+    users = [op]
+    if op.name == "tensor.expand_shape":
+        groups = st.reassociation(op)
+        users = [st.operation(u.owner) for u in op.results[0].uses]
+    back = [d for at in range(len(order)) for d in groups[order.index(at)]]
+    return all(u.name == "linalg.transpose" and list(st.integers(u.attributes["permutation"])) == back for u in users)
 
 
 def _wants_planes(op: ir.Operation) -> bool:

@@ -224,6 +224,67 @@ def test_pads_in_front_of_convolutions_along_the_lines_keep_the_layout():
     check(convolution("n, y, x, o", "tensor<1x5x30x3xf32>"), fold_transposes, "CHECK: linalg.transpose\nCHECK: tensor.pad", clean=True)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_pads_whose_readers_transpose_back_keep_the_layout(groups):
+    """As between channels-last convolutions; for grouped ones channels are split first."""
+    nchw, nhwc, padded = "tensor<1x6x5x7xf32>", "tensor<1x5x7x6xf32>", "tensor<1x6x7x9xf32>"
+    body = transpose("%t", "%x", nhwc, nchw, [0, 3, 1, 2]) + "%z = arith.constant 0.0 : f32\n"
+    body += f"%p = tensor.pad %t low[0, 0, 1, 1] high[0, 0, 1, 1] {{\n^bb0(%i: index, %j: index, %k: index, %l: index):\ntensor.yield %z : f32\n}} : {nchw} to {padded}\n"
+    split, last = ("tensor<1x2x3x7x9xf32>", "tensor<1x7x9x2x3xf32>") if groups == 2 else (padded, "tensor<1x7x9x6xf32>")
+    if groups == 2:
+        body += f"%s = tensor.expand_shape %p [[0], [1, 2], [3], [4]] output_shape [1, 2, 3, 7, 9] : {padded} into {split}\n"
+    body += transpose("%u", "%s" if groups == 2 else "%p", split, last, [0, 3, 4, 1, 2] if groups == 2 else [0, 2, 3, 1])
+    check(
+        function([("%x", nhwc)], body, [("%u", last)]),
+        fold_transposes,
+        """
+        CHECK-NOT: linalg.transpose
+        CHECK: tensor.pad %arg0 low[0, 1, 1, 0] high[0, 1, 1, 0]
+        CHECK-NOT: linalg.transpose
+        """,
+        clean=True,
+    )
+
+
+def test_reductions_keep_the_layout_of_their_operand():
+    """The maximum over groups of channels, and one that is a number for each image."""
+    nhwgc, ngchw, nchw = "tensor<2x5x7x3x4xf32>", "tensor<2x3x4x5x7xf32>", "tensor<2x4x5x7xf32>"
+    body = transpose("%t", "%x", nhwgc, ngchw, [0, 3, 4, 1, 2])
+    body += generic("%m", [("%t", ngchw)], nchw, ["i, j, k, l, m", "i, k, l, m"], "arith.maximumf", "prppp", "ijklm", "0xFF800000")
+    body += generic("%r", [("%m", nchw)], nchw, body="%o = math.exp %a0 : f32")
+    body += generic("%n", [("%t", ngchw)], "tensor<2xf32>", ["i, j, k, l, m", "i"], "arith.maximumf", "prrrr", "ijklm", "0xFF800000")
+    check(
+        function([("%x", nhwgc)], body, [("%r", nchw), ("%n", "tensor<2xf32>")]),
+        fold_transposes,
+        """
+        CHECK-DAG: #[[KEPT:.*]] = affine_map<(d0, d1, d2, d3, d4) -> (d0, d1, d2, d4)>
+        CHECK-DAG: #[[IN_ORDER:.*]] = affine_map<(d0, d1, d2, d3, d4) -> (d0, d1, d2, d3, d4)>
+        CHECK: linalg.generic {indexing_maps = [#[[IN_ORDER]], #[[KEPT]]], iterator_types = ["parallel", "parallel", "parallel", "reduction", "parallel"]} ins(%arg0 {{.*}} outs(%{{.*}} : tensor<2x5x7x4xf32>)
+        CHECK: linalg.generic {{.*}} outs(%{{.*}} : tensor<2x5x7x4xf32>)
+        CHECK: math.exp
+        CHECK: linalg.transpose {{.*}} permutation = [0, 3, 1, 2]
+        CHECK: linalg.generic {{.*}} iterator_types = ["parallel", "reduction", "reduction", "reduction", "reduction"]
+        """,
+        clean=True,
+    )
+
+
+@pytest.mark.parametrize("dtype,dynamic", [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)])
+@pytest.mark.parametrize("h,w", [(5, 7), (1, 33), (17, 1)])
+def test_reductions_between_convolutions(h, w, dtype, dynamic):
+    """Sums over groups of channels weighted for each (ResNeSt), over lines, over channels, and the place of an extreme."""
+
+    def f(x, w1, w2):
+        y = F.conv2d(x, w1, padding=1)
+        parts = y.unflatten(1, (2, 8))
+        gap = parts.sum(1).mean((2, 3), keepdim=True)
+        mixed = (parts * gap.softmax(1).unsqueeze(1)).sum(1)
+        return F.conv2d(mixed, w2), y.amax(3), y.mean(2), parts.var(2), y.argmax(1), y.sum((0, 2)), parts.prod(1)
+
+    torch.manual_seed(0)
+    compare(f, torch.randn(2, 4, h, w).to(dtype), torch.randn(16, 4, 3, 3).to(dtype), torch.randn(5, 8, 1, 1).to(dtype), dynamic=dynamic)
+
+
 def test_pads_in_front_of_pooling_keep_the_layout():
     """Planes stay planes; the pooling's own order is channels-last."""
     nchw, nhwc, padded, pooled = "tensor<1x3x5x8xf32>", "tensor<1x5x8x3xf32>", "tensor<1x7x10x3xf32>", "tensor<1x5x8x3xf32>"
