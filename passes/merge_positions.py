@@ -1,18 +1,19 @@
-"""Make convolutions products whose rows are all positions of an image, where its lines would not fill AMX tiles.
+"""Make convolutions products whose rows are all positions of an image, where nothing has to be copied for it or its lines would not fill tiles.
 
  a kernel of one element
 
     convolution %x[n, h + kh, w + kw, c], %w[kh, kw, c, o]        %r = collapse_shape %x : [n, (h w), c];  %v = collapse_shape %w : [c, o]
                                                         ->        %y = contraction %r[n, p, c], %v[c, o]
                                                                   expand_shape %y : [n, h, w, o]
- narrow images, if the weight is packed once
+ narrow images, for AMX, if the weight is packed once
 
     convolution %x[n, h + kh, w + kw, c], %w[kh, kw, c, o]        %t = generic: [n, h, w, kh, kw, c] from %x, what each position sees
                                                         ->        %r = collapse_shape %t : [(n h w), (kh kw c)];  %v = ... %w : [(kh kw c), o]
                                                                   %y = contraction %r[p, k], %v[k, o];  expand_shape %y : [n, h, w, o]
 
-Seven positions of a line take as long as the sixteen rows of a tile. Vectors of f32 have register tiles of any height, and are
-better off with lines, all of whose channels they compute before the next one.
+What is chosen for a product (full tiles, parts of the rows that stay in the second-level cache, panels that are fetched) is not for the
+lines of an image: 19 x 19 positions of 728 channels take 0.91 ms by lines and 0.78 as rows (bf16, AVX-512), 32 x 32 of 768 2.58 and 2.41.
+In AMX's tiles seven positions of a line take as long as sixteen rows, so that even a copy pays.
 """
 
 from __future__ import annotations
@@ -29,15 +30,13 @@ PASS_NAME = "mlirc-merge-positions"
 
 
 def merge_positions(function: ir.Operation, shape: PackShape) -> None:
-    """Rewrite the convolutions of a function whose operands AMX takes in tiles, for targets whose rows of k have several words."""
-    if shape.row == 1:
-        return
+    """Rewrite the convolutions of a function with kernels of one element, and narrow ones whose rows of k have several words."""
     weights = weights_of(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
-        if st.kind(op) != "convolution" or shape.word(op) == 1:
+        if st.kind(op) != "convolution":
             continue
         pointwise = _is_pointwise(op)
-        if pointwise or _is_narrow(op, weights):
+        if pointwise or shape.row > 1 and shape.word(op) > 1 and _is_narrow(op, weights):
             # Anew for each: a rewritten one leaves values behind that are no more.
             layouts = Layouts(function)
             with ir.InsertionPoint(op), op.location:

@@ -1,4 +1,4 @@
-"""Convolutions of bf16 become products with all positions of an image as rows, for targets with tiles."""
+"""Convolutions become products with all positions of an image as rows: those of one element always, narrow ones for targets with tiles."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ PRODUCT = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\
 TILES = PackShape(32, frozenset({"bf16"}), 16)
 
 
+REGISTERS = PackShape(32, frozenset({"bf16"}))
+
+
 def run(f):
     merge_positions(f, TILES)
 
 
-def test_a_kernel_of_one_element():
-    check(convolution(24, 1), run, """
-        CHECK: %[[X:.*]] = tensor.collapse_shape %arg0 {{\\[\\[}}0], [1, 2], [3]] : tensor<1x20x20x24xbf16> into tensor<1x400x24xbf16>
-        CHECK: %[[W:.*]] = tensor.collapse_shape %arg1 {{.*}} into tensor<24x64xbf16>
-        CHECK: %[[Y:.*]] = linalg.generic {{.*}}["parallel", "parallel", "parallel", "reduction"]{{.*}}ins(%[[X]], %[[W]] {{.*}}mlirc.kind = "contraction"
-        CHECK: tensor.expand_shape %[[Y]] {{.*}} : tensor<1x400x64xf32> into tensor<1x20x20x64xf32>
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+@pytest.mark.parametrize("shape", [TILES, REGISTERS], ids=["tiles", "registers"])
+def test_a_kernel_of_one_element(shape, kind):
+    check(convolution(24, 1, kind=kind), lambda f: merge_positions(f, shape), f"""
+        CHECK: %[[X:.*]] = tensor.collapse_shape %arg0 {{{{\\[\\[}}}}0], [1, 2], [3]] : tensor<1x20x20x24x{kind}> into tensor<1x400x24x{kind}>
+        CHECK: %[[W:.*]] = tensor.collapse_shape %arg1 {{{{.*}}}} into tensor<24x64x{kind}>
+        CHECK: %[[Y:.*]] = linalg.generic {{{{.*}}}}["parallel", "parallel", "parallel", "reduction"]{{{{.*}}}}ins(%[[X]], %[[W]] {{{{.*}}}}mlirc.kind = "contraction"
+        CHECK: tensor.expand_shape %[[Y]] {{{{.*}}}} : tensor<1x400x64xf32> into tensor<1x20x20x64xf32>
     """, clean=True)  # fmt: skip
 
 
@@ -57,9 +62,9 @@ DEPTHWISE = function(
 
 @pytest.mark.parametrize(
     "text",
-    [convolution(24, 3), convolution(24, 1, stride=2), convolution(24, 1, kind="f32"), without_weights(convolution(24, 2, stride=3)), DEPTHWISE],
+    [convolution(24, 3), convolution(24, 1, stride=2), convolution(24, 2, stride=3, kind="f32"), without_weights(convolution(24, 2, stride=3)), DEPTHWISE],
     ids=["wide", "strided", "f32", "no weight", "depthwise"],
 )
 def test_others_stay_as_they_are(text):
     check(text, run, "CHECK-NOT: collapse_shape\nCHECK: mlirc.kind = \"convolution\"")
-    check(convolution(24, 1), lambda f: merge_positions(f, PackShape(32, frozenset({"bf16"}))), "CHECK-NOT: collapse_shape")
+    check(convolution(24, 2, stride=3), lambda f: merge_positions(f, REGISTERS), "CHECK-NOT: collapse_shape")
