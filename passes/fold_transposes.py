@@ -50,6 +50,8 @@ def fold_transposes(function: ir.Operation) -> None:
             follow_padded(op, function)
         elif op.name in ("tensor.expand_shape", "tensor.collapse_shape"):
             follow_view(op, function)
+        elif op.name == "tensor.extract_slice":
+            follow_slice(op, function)
         elif op.name == "linalg.generic":
             fold_operands(op)
             if st.kind(op) == "elementwise":
@@ -231,8 +233,8 @@ def _known(value: ir.Value, layouts: Layouts) -> list[builders.Size]:
 def follow_view(op: ir.Operation, function: ir.Operation) -> None:
     """Split or merge the dims of a transposed operand's source, if what is merged lies in the same order there, and transpose the result.
 
-    Dims of one come and go as before: what broadcasts is small, and the copy of a constant that is read so (`passes.constants`)
-    is found by its transposition.
+    Dims of one come and go as before where a view of an argument gets or loses nothing else: the copy of a constant that is read so
+    (`passes.constants`) is found by its transposition.
     """
     below = st.owner(op.operands[0])
     if below is None or below.name != "linalg.transpose":
@@ -240,7 +242,7 @@ def follow_view(op: ir.Operation, function: ir.Operation) -> None:
     order, groups = st.integers(below.attributes["permutation"]), st.reassociation(op)
     expands = op.name == "tensor.expand_shape"
     wide = st.shape(op.results[0] if expands else op.operands[0])
-    if all(sum(wide[d] != 1 for d in g) < 2 for g in groups):
+    if all(sum(wide[d] != 1 for d in g) < 2 for g in groups) and (st.owner(below.operands[0]) is None or sum(n != 1 for n in wide) < 2):
         return
     # The dims of the source, and of the result, that belong together.
     pairs = [([order[d]], g) for d, g in enumerate(groups)] if expands else [([order[d] for d in g], [k]) for k, g in enumerate(groups)]
@@ -255,6 +257,23 @@ def follow_view(op: ir.Operation, function: ir.Operation) -> None:
         merged = [[next(split) for _ in (result if expands else source)] for source, result in pairs]
         new = view(below.operands[0], merged, [sizes[d] for d in flat])
         result = builders.transpose(new, [flat.index(d) for d in range(len(flat))], sizes)
+    op.results[0].replace_all_uses_with(result)
+    op.erase()
+
+
+def follow_slice(op: ir.Operation, function: ir.Operation) -> None:
+    """Slice the source of a transposed operand, and transpose the result; of an argument's see `follow_view`."""
+    below = st.owner(op.operands[0])
+    if below is None or below.name != "linalg.transpose" or st.owner(below.operands[0]) is None or len(st.shape(op.results[0])) != len(st.shape(op.operands[0])):
+        return
+    order = st.integers(below.attributes["permutation"])
+    back = [order.index(d) for d in range(len(order))]
+    offsets, steps = st.slice_parts(op)
+    with ir.InsertionPoint(op), op.location:
+        sizes = _known(op.results[0], Layouts(function))
+        shape = [s if n < 0 else n for s, n in zip(sizes, st.shape(op.results[0]))]
+        new = builders.extract_slice(below.operands[0], [offsets[i] for i in back], [shape[i] for i in back], [steps[i] for i in back])
+        result = builders.transpose(new, order, sizes)
     op.results[0].replace_all_uses_with(result)
     op.erase()
 

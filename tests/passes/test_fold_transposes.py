@@ -339,8 +339,49 @@ def test_layouts_flow_through_split_and_merged_dims():
         """,
         clean=True,
     )
+
+
+def test_dims_of_one_come_and_go():
+    """Not those of an argument."""
     body = transpose("%t", "%x", T, S, [1, 0]) + f"%s = tensor.expand_shape %t [[0, 1], [2]] output_shape [1, 8, 4] : {S} into tensor<1x8x4xf32>\n"
     check(function([("%x", T)], body, [("%s", "tensor<1x8x4xf32>")]), fold_transposes, "CHECK: linalg.transpose\nCHECK: tensor.expand_shape", clean=True)
+    computed = generic("%y", [("%x", T)], T) + body.replace("ins(%x", "ins(%y")
+    check(
+        function([("%x", T)], computed, [("%s", "tensor<1x8x4xf32>")]),
+        fold_transposes,
+        "CHECK: math.exp\nCHECK: tensor.expand_shape {{.*}} into tensor<4x1x8xf32>\nCHECK: linalg.transpose {{.*}} permutation = [1, 2, 0]",
+        clean=True,
+    )
+
+
+def test_slices_keep_the_layout_of_what_they_are_of():
+    """Not those of an argument."""
+    nhwc, nchw, part = "tensor<1x5x7x8xf32>", "tensor<1x8x5x7xf32>", "tensor<1x3x5x3xf32>"
+    body = transpose("%t", "%y", nhwc, nchw, [0, 3, 1, 2]) + f"%s = tensor.extract_slice %t[0, 2, 0, 1] [1, 3, 5, 3] [1, 1, 1, 2] : {nchw} to {part}\n"
+    check(
+        function([("%x", nhwc)], generic("%y", [("%x", nhwc)], nhwc) + body, [("%s", part)]),
+        fold_transposes,
+        """
+        CHECK: %[[S:.*]] = tensor.extract_slice %{{.*}}[0, 0, 1, 2] [1, 5, 3, 3] [1, 1, 2, 1]
+        CHECK: linalg.transpose ins(%[[S]] {{.*}} permutation = [0, 3, 1, 2]
+        """,
+        clean=True,
+    )
+    check(function([("%y", nhwc)], body, [("%s", part)]), fold_transposes, "CHECK: linalg.transpose\nCHECK: tensor.extract_slice", clean=True)
+
+
+@pytest.mark.parametrize("dtype,dynamic", [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)])
+@pytest.mark.parametrize("h,w", [(5, 7), (1, 33), (17, 1)])
+def test_slices_between_convolutions(h, w, dtype, dynamic):
+    """Channels that are added and others that are put beside (DPN), every second line, and the last dims dropped."""
+
+    def f(x, w1, w2):
+        y = F.conv2d(x, w1, padding=1)
+        z = torch.cat([y[:, :4] + y[:, 4:8], torch.cat([y[:, 12:], y[:, 8:12]], 1)], 1)
+        return F.conv2d(z, w2, stride=2), F.conv2d(z[:, :, ::2, -1:], w2), y[:, 3:, :, 0], z[..., 1:].flip(1)
+
+    torch.manual_seed(0)
+    compare(f, torch.randn(2, 4, h, w).to(dtype), torch.randn(16, 4, 3, 3).to(dtype), torch.randn(5, 12, 1, 1).to(dtype), dynamic=dynamic)
 
 
 @pytest.mark.parametrize("order", ["merged in order", "merged against it", "split", "symbolic"])
