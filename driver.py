@@ -28,6 +28,7 @@ from .options import Options
 from .passes import structure as st
 from .passes.even_odd import even_odd
 from .passes.expand_math import expand_math
+from .passes.interleave import interleave
 from .passes.registry import NOTHING, UserCode, UserFile, files_key, line_in, load, read_files
 from .passes.round_in_place import round_in_place
 from .passes.strategy import MODEL, Adjustment, adjusted, parse_pins, pinned, reasons, select_strategy, write_strategy
@@ -83,11 +84,12 @@ def compile_kernel(
         except ir.MLIRError as e:
             raise CompileError(f"the vectorizer built invalid IR: {e}", stage="vectorize") from None
         user.run_after("vector", vectors, see)
-        pass_manager("canonicalize,cse").run(vectors.operation)
+        pass_manager("symbol-dce,canonicalize,cse").run(vectors.operation)
         tabulate(vectors, target)
         expand_math(vectors)
         round_in_place(vectors, target)
         even_odd(vectors, target.lanes(16))
+        interleave(vectors)
         see("math", vectors)
         user.run_after("math", vectors, see)
         llvm_text = lower_to_llvm_ir(vectors, observer, locations=locations)

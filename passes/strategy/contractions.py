@@ -56,6 +56,8 @@ class ContractionStrategy:
     """Heights of the register tiles, falling, for what whole ones leave of a number of rows that is a symbol."""
     looped_epilogue: bool = False
     """Whether the epilogue is a loop over the rows of a tile, which are stored for it, instead of code for each of them."""
+    called_epilogue: bool = False
+    """Whether that loop is a function of its own."""
     turned: bool = False
     """Whether blocks of sums are transposed in registers, so that the epilogue has its lanes along the rows: for results that are
     contiguous there, and not along the columns."""
@@ -225,7 +227,11 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> 
     if s.tiles:
         s.why["overlapped"] = apart or "vectors store 32 rows while tiles multiply the next 32"
     looped = s.rows * s.columns > 4 and ops > LONG_EPILOGUE and (turned or not s.tiles)
-    return replace(s, turned=turned, overlapped=not apart, row_tiles=row_tiles, looped_epilogue=looped)
+    # Around a call, tiles would have to be configured anew.
+    called = looped and ops >= CALLED_EPILOGUE and not s.tiles
+    if called:
+        s.why["called_epilogue"] = f"from {CALLED_EPILOGUE} ops on, LLVM may give its constants the registers of the sums, in the innermost loop"
+    return replace(s, turned=turned, overlapped=not apart, row_tiles=row_tiles, looped_epilogue=looped, called_epilogue=called)
 
 
 def _with_grain(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> ContractionStrategy:
@@ -319,6 +325,10 @@ def _turned_row_tiles(size: object, rows: int, lanes: int) -> tuple[int, str]:
 
 LONG_EPILOGUE = 12
 """Ops for an element of the result that are too many to be repeated for each row of a tile."""
+
+CALLED_EPILOGUE = 40
+"""Ops from which on they are a function: six bf16 products one after the other, each rounded, 49 ops, take 3.5 ms behind a product of
+256 x 768 x 3072 in a loop of the same function, and 2.5 in one of their own; a GELU, 29 ops, 2.50 and 2.57."""
 
 def sum_registers(target: Target) -> int:
     """Vector registers that sums may take: the others hold a row of the panel, an element of a row, and what an epilogue needs."""

@@ -21,8 +21,10 @@ from ...dialects import builders
 from ...dialects.mlir import arith, ir, memref, scf, vector
 from ...errors import CompileError
 from .. import structure as st
+from ..interleave import INTERLEAVE
 from ..strategy import ContractionStrategy
 from . import entry
+from .apart import set_apart
 from .evaluate import Evaluator, Lookup
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
@@ -152,6 +154,11 @@ class Contraction(Products):
             return []
 
         loop(e, 0, rows, 1, [], row)
+        if rows != 1:
+            built = st.operation(list(ir.InsertionPoint.current.block.operations)[-1])
+            built.attributes[INTERLEAVE] = ir.UnitAttr.get()
+            if self.s.called_epilogue:
+                set_apart(built)
 
     def _lanes(self, first: Number, row_block: Number) -> None:
         """One block of lanes: full, or the last one under a mask."""
@@ -320,16 +327,19 @@ class Contraction(Products):
         return lookup
 
     def _store_row(self, row: Index, lanes: list[Index], masks: Sequence[ir.Value | None]) -> None:
+        """All values first, and then the stores, which no load could overtake."""
         e, k = self.e, self.k
-        for j, lane in enumerate(lanes):
+        made = []
+        for lane, e.mask in zip(lanes, masks):
             self._set(row, lane)
-            e.mask = masks[j]
             for n in self.outputs:
                 producer = st.owner(k.results[n])
                 assert producer is not None
                 point = self._result_point(producer)
-                e.store(self.out[n], point, e.value(k.results[n], point))
-            e.mask = None
+                made.append((self.out[n], point, e.value(k.results[n], point), e.mask))
+        for out, point, value, e.mask in made:
+            e.store(out, point, value)
+        e.mask = None
 
     def _result_point(self, op: ir.Operation) -> Point:
         loops = self._loops(op)

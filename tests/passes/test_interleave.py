@@ -1,0 +1,107 @@
+"""Independent chains of a marked loop take turns; ops with effects keep their order."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from mlirc.dialects.mlir import ir
+from mlirc.passes.interleave import interleave
+from mlirc.tests.frontend.compare import compare
+from mlirc.tests.lowering.test_to_llvm import filecheck
+from mlirc.tests.passes.graph_text import generic
+from mlirc.tests.passes.vectorize.kernels import kernel, stages, strategy
+
+LOOP = """
+func.func @f(%m: memref<?xf32>, %k: memref<?xf32>, %n: index) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  scf.for %i = %c0 to %n step %c1 {
+    %a0 = vector.load %m[%i] : memref<?xf32>, vector<8xf32>
+    %a1 = arith.addf %a0, %a0 : vector<8xf32>
+    %a2 = arith.mulf %a1, %a1 : vector<8xf32>
+    %b0 = vector.load %k[%i] : memref<?xf32>, vector<8xf32>
+    %b1 = arith.addf %b0, %b0 : vector<8xf32>
+    %b2 = arith.mulf %b1, %b1 : vector<8xf32>
+    vector.store %a2, %m[%i] : memref<?xf32>, vector<8xf32>
+    %s = vector.load %m[%c0] : memref<?xf32>, vector<8xf32>
+    %b3 = arith.addf %b2, %s : vector<8xf32>
+    vector.store %b3, %k[%i] : memref<?xf32>, vector<8xf32>
+  } {mlirc.interleave}
+  return
+}
+"""
+
+
+def interleaved(text: str) -> str:
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parse(text)
+        interleave(module)
+        module.operation.verify()
+        return str(module)
+
+
+def test_chains_take_turns():
+    filecheck(
+        interleaved(LOOP),
+        """
+        CHECK: scf.for
+        CHECK: %[[A0:.*]] = vector.load
+        CHECK: %[[B0:.*]] = vector.load
+        CHECK-NEXT: %[[A1:.*]] = arith.addf %[[A0]], %[[A0]]
+        CHECK-NEXT: %[[B1:.*]] = arith.addf %[[B0]], %[[B0]]
+        CHECK-NEXT: %[[A2:.*]] = arith.mulf %[[A1]], %[[A1]]
+        CHECK-NEXT: %[[B2:.*]] = arith.mulf %[[B1]], %[[B1]]
+        CHECK-NEXT: vector.store %[[A2]]
+        CHECK-NEXT: %[[S:.*]] = vector.load
+        CHECK-NEXT: %[[B3:.*]] = arith.addf %[[B2]], %[[S]]
+        CHECK-NEXT: vector.store %[[B3]]
+        CHECK-NOT: mlirc.interleave
+        """,
+    )
+
+
+def test_others_stay():
+    with ir.Context(), ir.Location.unknown():
+        assert interleaved(LOOP.replace(" {mlirc.interleave}", "")) == str(ir.Module.parse(LOOP.replace(" {mlirc.interleave}", "")))
+
+
+def rounded(m: int, k: int, n: int, factors: int) -> str:
+    """A product of bf16, multiplied by constants in bf16."""
+    operands = [("%x", f"tensor<{m}x{k}xbf16>"), ("%w", f"tensor<{k}x{n}xbf16>")]
+    product = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\n%q = arith.mulf %u, %v : f32\n%o = arith.addf %a2, %q : f32"
+    body = generic("%p", operands, f"tensor<{m}x{n}xf32>", ["i, k", "k, j", "i, j"], product, "ppr", "ijk", "0.0", "contraction")
+    kind = f"tensor<{m}x{n}xbf16>"
+    step = "%c{0} = arith.constant {1} : f32\n%m{0} = arith.mulf %e{0}, %c{0} : f32\n%r{0} = arith.truncf %m{0} : f32 to bf16\n%e{2} = arith.extf %r{0} : bf16 to f32\n"
+    lines = "".join(step.format(i, 1.1 + i / 7, i + 1) for i in range(factors))
+    lines = "%r = arith.truncf %a0 : f32 to bf16\n%e0 = arith.extf %r : bf16 to f32\n" + lines + f"%o = arith.truncf %e{factors} : f32 to bf16"
+    body += generic("%y", [("%p", f"tensor<{m}x{n}xf32>")], kind, body=lines)
+    return kernel(operands, body, [("%y", kind)], [[n, 1]])
+
+
+@pytest.mark.parametrize("cpu", ["znver4", "znver3", "skylake-avx512"])
+def test_no_sum_leaves_its_register_for_a_long_epilogue(cpu):
+    text = rounded(256, 64, 96, 6)
+    assert strategy(text, cpu).called_epilogue and not strategy(rounded(256, 64, 96, 1), cpu).called_epilogue
+    asm = stages(text, cpu)["asm"]
+    functions = re.split(r"\n(?=\w+:)", asm)
+    products = [part for f in functions for part in re.split(r"\n(?=\.L)", f) if len(re.findall(r"vdpbf16ps|vfmadd231ps", part)) >= 8]
+    assert products and not any("(%rsp)" in part and "vmov" in part for part in products if re.search(r"\bj[a-z]+\t", part))
+    assert len([f for f in functions if "_epilogue" in f.split(":")[0]]) == 1, "tiles of all heights have one"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("m,n", [(1, 40), (33, 17), (40, 96)])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_long_epilogues(m, n, dtype, dynamic):
+    """A GELU written out, with a residual and a second result."""
+
+    def f(x, w, b, r):
+        y = torch.nn.functional.linear(x, w, b)
+        z = 0.5 * y * (1 + torch.tanh(0.79788456 * (y + 0.044715 * torch.pow(y, 3))))
+        return z + r, z * 2
+
+    torch.manual_seed(0)
+    compare(f, *(torch.randn(*s).to(dtype) for s in ((m, 24), (n, 24), (n,), (m, n))), dynamic=dynamic)
