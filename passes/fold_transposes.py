@@ -35,6 +35,7 @@ from ..dialects import builders
 from ..dialects.mlir import ir
 from . import structure as st
 from .layouts import Layouts
+from .pack import weights_of
 
 PASS_NAME = "mlirc-fold-transposes"
 
@@ -233,8 +234,8 @@ def _known(value: ir.Value, layouts: Layouts) -> list[builders.Size]:
 def follow_view(op: ir.Operation, function: ir.Operation) -> None:
     """Split or merge the dims of a transposed operand's source, if what is merged lies in the same order there, and transpose the result.
 
-    Dims of one come and go as before where a view of an argument gets or loses nothing else: the copy of a constant that is read so
-    (`passes.constants`) is found by its transposition.
+    Dims of one come and go as before where an argument, or what is made of weights, gets or loses nothing else: the copy of a constant
+    that is read so (`passes.constants`) is found by its transposition.
     """
     below = st.owner(op.operands[0])
     if below is None or below.name != "linalg.transpose":
@@ -242,7 +243,7 @@ def follow_view(op: ir.Operation, function: ir.Operation) -> None:
     order, groups = st.integers(below.attributes["permutation"]), st.reassociation(op)
     expands = op.name == "tensor.expand_shape"
     wide = st.shape(op.results[0] if expands else op.operands[0])
-    if all(sum(wide[d] != 1 for d in g) < 2 for g in groups) and (st.owner(below.operands[0]) is None or sum(n != 1 for n in wide) < 2):
+    if all(sum(wide[d] != 1 for d in g) < 2 for g in groups) and (sum(n != 1 for n in wide) < 2 or _is_constant(below.operands[0], function)):
         return
     # The dims of the source, and of the result, that belong together.
     pairs = [([order[d]], g) for d, g in enumerate(groups)] if expands else [([order[d] for d in g], [k]) for k, g in enumerate(groups)]
@@ -261,10 +262,31 @@ def follow_view(op: ir.Operation, function: ir.Operation) -> None:
     op.erase()
 
 
+def _is_constant(value: ir.Value, function: ir.Operation) -> bool:
+    """Whether a value is an argument, or made of weights alone, by a few ops."""
+    if st.owner(value) is None:
+        return True
+    weights, todo, seen = weights_of(function), [value], 0
+    while todo:
+        v = todo.pop()
+        op, seen = st.owner(v), seen + 1
+        if seen > MOST_OF_CONSTANTS or op is None and v not in weights:
+            return False
+        if op is not None:
+            todo += [o for o in (*op.operands, *st.captured(op)) if st.is_tensor(o) and ((p := st.owner(o)) is None or p.name not in st.AUXILIARY)]
+    return True
+
+
+MOST_OF_CONSTANTS = 32
+"""Values that one is made of, at most; what is made of inputs has more."""
+
+
 def follow_slice(op: ir.Operation, function: ir.Operation) -> None:
-    """Slice the source of a transposed operand, and transpose the result; of an argument's see `follow_view`."""
+    """Slice the source of a transposed operand, and transpose the result; of constants see `follow_view`."""
     below = st.owner(op.operands[0])
-    if below is None or below.name != "linalg.transpose" or st.owner(below.operands[0]) is None or len(st.shape(op.results[0])) != len(st.shape(op.operands[0])):
+    if below is None or below.name != "linalg.transpose" or len(st.shape(op.results[0])) != len(st.shape(op.operands[0])):
+        return
+    if _is_constant(below.operands[0], function):
         return
     order = st.integers(below.attributes["permutation"])
     back = [order.index(d) for d in range(len(order))]

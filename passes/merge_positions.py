@@ -5,7 +5,7 @@
     convolution %x[n, h + kh, w + kw, c], %w[kh, kw, c, o]        %r = collapse_shape %x : [n, (h w), c];  %v = collapse_shape %w : [c, o]
                                                         ->        %y = contraction %r[n, p, c], %v[c, o]
                                                                   expand_shape %y : [n, h, w, o]
- narrow images, for AMX, if the weight is packed once
+ patches of bf16 that do not overlap, and for AMX narrow images, if the weight is packed once
 
     convolution %x[n, h + kh, w + kw, c], %w[kh, kw, c, o]        %t = generic: [n, h, w, kh, kw, c] from %x, what each position sees
                                                         ->        %r = collapse_shape %t : [(n h w), (kh kw c)];  %v = ... %w : [(kh kw c), o]
@@ -13,7 +13,8 @@
 
 What is chosen for a product (full tiles, parts of the rows that stay in the second-level cache, panels that are fetched) is not for the
 lines of an image: 19 x 19 positions of 728 channels take 0.91 ms by lines and 0.78 as rows (bf16, AVX-512), 32 x 32 of 768 2.58 and 2.41.
-In AMX's tiles seven positions of a line take as long as sixteen rows, so that even a copy pays.
+In AMX's tiles seven positions of a line take as long as sixteen rows, so that even a copy pays; and wherever bf16 are multiplied in words
+(196 patches of a vision transformer, 3 x 16 x 16, to 768 channels: 930 us as windows, 460 with the copy), if each element is copied once.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ def merge_positions(function: ir.Operation, shape: PackShape) -> None:
         if st.kind(op) != "convolution":
             continue
         pointwise = _is_pointwise(op)
-        if pointwise or shape.row > 1 and shape.word(op) > 1 and _is_narrow(op, weights):
+        if pointwise or shape.word(op) > 1 and (_is_patches(op, weights) or shape.row > 1 and _is_narrow(op, weights)):
             # Anew for each: a rewritten one leaves values behind that are no more.
             layouts = Layouts(function)
             with ir.InsertionPoint(op), op.location:
+                taps = _taps(op, planes=not pointwise and _in_planes(op))
                 if pointwise:
-                    _merge(op, op.operands[0], 1, layouts)
+                    _merge(op, op.operands[0], 1, taps, layouts)
                 else:
-                    _merge(op, _gathered(op, layouts), 0, layouts)
+                    _merge(op, _gathered(op, taps, layouts), 0, taps, layouts)
 
 
 def _is_pointwise(op: ir.Operation) -> bool:
@@ -59,14 +61,33 @@ def _is_pointwise(op: ir.Operation) -> bool:
 
 
 def _is_narrow(op: ir.Operation, weights: set[ir.Value]) -> bool:
-    """Whether the lines of its channels-last result are narrow, and the weight, without groups, is one that is kept."""
+    """Whether the lines of its channels-last result are narrow, and the weight is as `_is_kept` says."""
+    return gathers_taps(st.shape(op.results[0])[-2]) and _is_kept(op, weights)
+
+
+def _is_patches(op: ir.Operation, weights: set[ir.Value]) -> bool:
+    """Whether windows lie side by side on an image of planes: the step from one to the next is their size.
+
+    Of what is channels-last, words along the channels are read where they are.
+    """
+    image, weight, out = st.maps(op)
+    if not _in_planes(op) or not _is_kept(op, weights):
+        return False
+    sizes = dict(zip(st.map_dims(weight), st.shape(op.operands[1])))
+    read = [affine_form(e, [{d: 1} for d in range(image.n_dims)]) for e in image.results[1:-1]]
+    places = st.map_dims(out)[1:-1]
+    return all(form is not None and form.get(p) == max(sizes.get(d, 0) for d in form) > 1 and len(form) == 2 for form, p in zip(read, places))
+
+
+def _is_kept(op: ir.Operation, weights: set[ir.Value]) -> bool:
+    """Whether the weight, without groups, is one that is kept, and the result channels-last."""
     image, weight, out = st.maps(op)
     stored, used, iterators = st.map_dims(out), st.map_dims(weight), st.iterators(op)
     root = op.operands[1]
     while (view := st.owner(root)) is not None and st.kind(view) == "view":
         root = view.operands[0]
     width, sizes = st.shape(op.results[0])[-2], st.shape(op.operands[1])
-    if root not in weights or None in used or not all(isinstance(n, int) for n in (width, *sizes)) or not gathers_taps(width):
+    if root not in weights or None in used or min(width, *sizes) < 0:
         return False
     reductions = [d for d, kind in enumerate(iterators) if kind == "reduction"]
     return (
@@ -75,30 +96,36 @@ def _is_narrow(op: ir.Operation, weights: set[ir.Value]) -> bool:
     )  # fmt: skip
 
 
-def _gathered(op: ir.Operation, layouts: Layouts) -> ir.Value:
-    """What each position sees: [n, *positions, *reductions in the order of the image's dims]."""
+def _gathered(op: ir.Operation, taps: list[int], layouts: Layouts) -> ir.Value:
+    """What each position sees: [n, *positions, *taps]."""
     image, weight, out = st.maps(op)
-    loops = [*st.map_dims(out)[:-1], *_taps(op)]
+    loops = [*st.map_dims(out)[:-1], *taps]
     sizes = dict(zip(st.map_dims(weight), st.shape(op.operands[1])))
     new = [ir.AffineConstantExpr.get(0)] * image.n_dims
     for i, d in enumerate(loops):
         new[d] = ir.AffineDimExpr.get(i)  # type: ignore[index]
     source = [e.compose(ir.AffineMap.get(len(loops), 0, new)) for e in image.results]
-    shape = [*layouts.values(op.results[0])[:-1], *(sizes[d] for d in _taps(op))]
+    shape = [*layouts.values(op.results[0])[:-1], *(sizes[d] for d in taps)]
     init = builders.empty(shape, builders.element_type(op.operands[0]))
     maps = [ir.AffineMap.get(len(loops), 0, source), builders.identity(len(loops))]
     (copy,) = builders.generic([op.operands[0]], [init], maps, "p" * len(loops), lambda x, _: [x])
     return copy
 
 
-def _taps(op: ir.Operation) -> list[int]:
-    """The reductions, channels last."""
+def _taps(op: ir.Operation, planes: bool) -> list[int]:
+    """The reductions, channels last; first if the image is one of planes."""
     channel = st.map_dims(st.maps(op)[0])[-1]
-    return sorted((d for d, kind in enumerate(st.iterators(op)) if kind == "reduction"), key=lambda d: (d == channel, d))
+    return sorted((d for d, kind in enumerate(st.iterators(op)) if kind == "reduction"), key=lambda d: ((d == channel) != planes, d))
 
 
-def _merge(op: ir.Operation, rows: ir.Value, outer: int, layouts: Layouts) -> None:
-    """Replace it by the product of [outer, positions, k], of which the positions and what is summed are several dims each."""
+def _in_planes(op: ir.Operation) -> bool:
+    """Whether the image is the channels-last view of one whose second dim are the channels."""
+    producer = st.owner(op.operands[0])
+    return producer is not None and producer.name == "linalg.transpose" and st.integers(producer.attributes["permutation"])[-1] == 1
+
+
+def _merge(op: ir.Operation, rows: ir.Value, outer: int, taps: list[int], layouts: Layouts) -> None:
+    """Replace it by the product of [outer, positions, k], of which the positions and what is summed, `taps`, are several dims each."""
     _, weight, out = st.maps(op)
     dims, rank = st.map_dims(weight), len(out.results)
     lead = [[d] for d in range(outer)]
@@ -106,8 +133,8 @@ def _merge(op: ir.Operation, rows: ir.Value, outer: int, layouts: Layouts) -> No
     k = list(range(rank - 1, len(st.shape(rows))))
     rows, y = _collapsed(rows, [*positions, k], layouts), _collapsed(op.operands[2], [*positions, [rank - 1]], layouts)
     # The weight's memory is [o, c, *taps], or what a view makes of it: its dims in the order of the rows'.
-    order = [dims.index(d) for d in _taps(op)] + [dims.index(st.map_dims(out)[-1])]
-    size = st.shape(op.operands[1])
+    order = [dims.index(d) for d in taps] + [dims.index(st.map_dims(out)[-1])]
+    size = layouts.values(op.operands[1])
     flat = op.operands[1]
     if order != list(range(len(order))):
         flat = builders.transpose(flat, order, [size[d] for d in order])
