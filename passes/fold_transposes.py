@@ -29,7 +29,7 @@ such, of an elementwise op, of a reduction (a pooling) or of one that transposes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..dialects import builders
 from ..dialects.mlir import ir
@@ -106,59 +106,56 @@ def follow_operand(op: ir.Operation) -> None:
     rank = maps[-1].n_dims
     if rank < 2 or len(op.results) != 1 or st.map_dims(maps[-1]) != list(range(rank)):
         return
-    full = [m for m in (st.map_dims(m) for m in maps[:-1]) if None not in m and sorted(m) == list(range(rank))]  # type: ignore[type-var]
+    full = _full(maps)
     if any(m == list(range(rank)) for m in full) or any(len(o.regions) for o in st.body_ops(op)):
         return
     order = full[0] if full else _windows(maps, rank) or _gathered(op, rank)
-    if order == list(range(rank)):
-        return
-    # Loop d of the old op is loop order.index(d) of the new one: the chosen operand is then walked in order.
-    renamed = [ir.AffineDimExpr.get(order.index(d)) for d in range(rank)]
-    rename = ir.AffineMap.get(rank, 0, renamed)
-    new_maps = [_substitute(m, rename) for m in maps[:-1]] + [builders.identity(rank)]
-    with ir.InsertionPoint(op), op.location:
-        init = st.operation(op.operands[len(op.operands) - 1].owner)
-        sizes = _sizes(init)
-        new_init = builders.empty([sizes[d] for d in order], builders.element_type(op.results[0]))  # type: ignore[index]
-        new = op.clone(ip=ir.InsertionPoint(op))
-        new = st.operation(new)
-        new.operands[len(new.operands) - 1] = new_init
-        new.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in new_maps])
-        new.results[0].set_type(new_init.type)
-        for o in st.body_ops(new):
-            if o.name == "linalg.index":
-                d = order.index(ir.IntegerAttr(o.attributes["dim"]).value)  # type: ignore[arg-type]
-                o.attributes["dim"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), d)
-        back = builders.transpose(new.results[0], [order.index(d) for d in range(rank)], sizes)
-    op.results[0].replace_all_uses_with(back)
-    op.erase()
+    if order != list(range(rank)):
+        _walk(op, order, st.operation(op.operands[len(op.operands) - 1].owner), builders.empty)
 
 
 def follow_reduced(op: ir.Operation) -> None:
     """Give the result of a reduction the order that its dims have in the first operand that has all loops, which are walked in order."""
     maps, init = st.maps(op), st.owner(op.operands[len(op.operands) - 1])
-    rank, stored = maps[-1].n_dims, st.map_dims(maps[-1])
-    full = [m for m in (st.map_dims(m) for m in maps[:-1]) if None not in m and sorted(m) == list(range(rank))]  # type: ignore[type-var]
-    if len(op.results) != 1 or not full or None in stored or init is None or init.name != "linalg.fill":
+    full, stored = _full(maps), st.map_dims(maps[-1])
+    if len(op.results) != 1 or not full or None in stored or init is None or init.name != "linalg.fill" or any(len(o.regions) for o in st.body_ops(op)):
         return
-    walked: list[int] = full[0]  # type: ignore[assignment]
-    order = [stored.index(d) for d in walked if d in stored]
+    order = [d for d in full[0] if d in stored]
     empty = st.owner(init.operands[1])
-    if order == sorted(order) or empty is None or empty.name != "tensor.empty" or any(o.name == "linalg.index" for o in st.body_ops(op)):
-        return
-    rename = ir.AffineMap.get(rank, 0, [ir.AffineDimExpr.get(walked.index(d)) for d in range(rank)])
-    new_maps = [_substitute(m, rename) for m in maps[:-1]]
-    new_maps.append(builders.projection(rank, [walked.index(stored[d]) for d in order]))
-    iterators = st.iterators(op)
+    if order != stored and empty is not None and empty.name == "tensor.empty":
+        _walk(op, full[0], empty, lambda sizes, _: builders.fill(sizes, init.operands[0]))
+
+
+def _full(maps: Sequence[ir.AffineMap]) -> list[list[int]]:
+    """The loops of the operands that have all of them, in the order of their dims."""
+    loops = list(range(maps[-1].n_dims))
+    return [m for m in map(st.map_dims, maps[:-1]) if None not in m and sorted(m) == loops]  # type: ignore[type-var, misc]
+
+
+def _walk(op: ir.Operation, order: list[int], empty: ir.Operation, start: Callable[[list[builders.Size], ir.Type], ir.Value]) -> None:
+    """Walk over the loops of an op in another order, store its result in that, and transpose it back.
+
+    `empty` has the sizes of the result, `start` makes what it begins with of such.
+    """
+    maps, iterators = st.maps(op), st.iterators(op)
+    rank, stored = maps[-1].n_dims, st.map_dims(maps[-1])
+    dims = [stored.index(d) for d in order if d in stored]
+    # Loop d of the old op is loop order.index(d) of the new one.
+    rename = ir.AffineMap.get(rank, 0, [ir.AffineDimExpr.get(order.index(d)) for d in range(rank)])
+    new_maps = [*(_substitute(m, rename) for m in maps[:-1]), builders.projection(rank, [order.index(stored[d]) for d in dims])]  # type: ignore[arg-type]
     with ir.InsertionPoint(op), op.location:
         sizes = _sizes(empty)
-        start = builders.fill([sizes[d] for d in order], init.operands[0])
+        init = start([sizes[d] for d in dims], builders.element_type(op.results[0]))
         new = st.operation(op.clone(ip=ir.InsertionPoint(op)))
-        new.operands[len(new.operands) - 1] = start
+        new.operands[len(new.operands) - 1] = init
         new.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in new_maps])
-        new.attributes["iterator_types"] = builders.iterator_types("".join(iterators[d][0] for d in walked))
-        new.results[0].set_type(start.type)
-        back = builders.transpose(new.results[0], [order.index(d) for d in range(len(order))], sizes)
+        new.attributes["iterator_types"] = builders.iterator_types("".join(iterators[d][0] for d in order))
+        new.results[0].set_type(init.type)
+        for o in st.body_ops(new):
+            if o.name == "linalg.index":
+                d = order.index(ir.IntegerAttr(o.attributes["dim"]).value)
+                o.attributes["dim"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), d)
+        back = builders.transpose(new.results[0], [dims.index(d) for d in range(len(dims))], sizes)
     op.results[0].replace_all_uses_with(back)
     op.erase()
 

@@ -75,8 +75,10 @@ def _is_patches(op: ir.Operation, weights: set[ir.Value]) -> bool:
         return False
     sizes = dict(zip(st.map_dims(weight), st.shape(op.operands[1])))
     read = [affine_form(e, [{d: 1} for d in range(image.n_dims)]) for e in image.results[1:-1]]
-    places = st.map_dims(out)[1:-1]
-    return all(form is not None and form.get(p) == max(sizes.get(d, 0) for d in form) > 1 and len(form) == 2 for form, p in zip(read, places))
+    return all(
+        form is not None and any(form == {place: n, tap: 1} for tap, n in sizes.items() if n > 1)
+        for form, place in zip(read, st.map_dims(out)[1:-1])
+    )  # fmt: skip
 
 
 def _is_kept(op: ir.Operation, weights: set[ir.Value]) -> bool:

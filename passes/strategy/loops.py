@@ -83,12 +83,9 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
         why.update(why_grain(shared.work), split=f"few results of {w.size(shared.along)} elements and more")
         return plan
     plan.staged = staged_along(w)
-    if w.lane is not None and w.interleaved is None and transposed is None and _half_width(w, w.lane, plan.staged):
+    if w.lane is not None and w.interleaved is None and transposed is None and (of := _half_width(w, w.lane, plan.staged)):
         plan.lanes, plan.unroll = 2 * w.lanes, max(1, unroll // 2)
-        why["lanes"] += " of bf16, computed as the even lanes and the odd ones"
-    elif w.lane is not None and w.interleaved is None and transposed is None and _in_16_bits(w):
-        plan.lanes, plan.unroll = 2 * w.lanes, max(1, unroll // 2)
-        why["lanes"] += " of 16-bit numbers, compared as they are"
+        why["lanes"] += of
     plan.keep = kept(w, plan.lanes)
     if plan.keep:
         why["keep"] = "dear to compute, and wanted again in a later walk over the row"
@@ -173,34 +170,30 @@ def _unroll(w: Walk, transposed: int | None) -> tuple[int, str]:
     return 2 if ops > 12 else 4, f"about {ops} ops for an element"
 
 
-def _half_width(w: Walk, lane: int, along: int | None) -> bool:
-    """Whether to walk in vectors that are full of bf16, two of f32: what is in memory is bf16 and contiguous, and computed in f32.
+def _half_width(w: Walk, lane: int, along: int | None) -> str:
+    """Of what vectors are full that hold twice the lanes, if numbers of 16 bits are walked over so; empty if not.
 
-    What is staged `along` a class is contiguous then.
+    Either what is in memory is bf16 and contiguous, and computed in f32, in two vectors; what is staged `along` a class is contiguous
+    then. Or it is reduced as it is, in 16 bits (see `integer_maxima`).
     """
     kernel = w.kernel
-    tensors = [v for v in (*kernel.arguments, *kernel.results) if st.is_tensor(v)]
-    if not all(isinstance(builders.element_type(v), ir.BF16Type) for v in tensors):
-        return False
-    across = sum(a.steps.get(lane, 0) not in (0, 1) for a in kernel.accesses.items)
-    if across > (0 if along is None else len(staged(kernel, lane, along, kernel.domain.inner))):
-        return False
+    elements = [builders.element_type(v) for v in (*kernel.arguments, *kernel.results) if st.is_tensor(v)]
     bodies = [op for op in kernel.domain.loops if op.name == "linalg.generic"]
     inside = [st.operation(o) for op in bodies for o in op.regions[0].blocks[0].operations]
-    if not any(o.name == "arith.extf" for o in inside) or any("f64" in str(r.type) for o in inside for r in o.results):
-        return False
+    computed = [r.type for o in inside for r in o.results]
+    if kernel.domain.reductions and {getattr(t, "width", 0) for t in (*elements, *computed)} == {16}:
+        return " of 16-bit numbers, compared as they are"
+    if not all(isinstance(t, ir.BF16Type) for t in elements):
+        return ""
+    across = sum(a.steps.get(lane, 0) not in (0, 1) for a in kernel.accesses.items)
+    if across > (0 if along is None else len(staged(kernel, lane, along, kernel.domain.inner))):
+        return ""
+    if not any(o.name == "arith.extf" for o in inside) or any("f64" in str(t) for t in computed):
+        return ""
     n, size = w.lanes, w.sizes[lane]
     # Not where half of the last vector would be past the end, and that is much.
-    return not isinstance(size, int) or size > 4 * n or -(-size // n) % 2 == 0
-
-
-def _in_16_bits(w: Walk) -> bool:
-    """Whether a reduction computes in 16 bits, of what has as many (see `integer_maxima`)."""
-    d = w.kernel.domain
-    tensors = [v for v in (*w.kernel.arguments, *w.kernel.results) if st.is_tensor(v)]
-    inside = [st.operation(o) for op in d.loops if op.name == "linalg.generic" for o in op.regions[0].blocks[0].operations]
-    widths = {getattr(v.type, "width", 0) for o in inside for v in o.results} | {builders.element_type(v).width for v in tensors}
-    return bool(d.reductions) and widths == {16}
+    wide = not isinstance(size, int) or size > 4 * n or -(-size // n) % 2 == 0
+    return " of bf16, computed as the even lanes and the odd ones" if wide else ""
 
 
 MOST_ROWS = 32

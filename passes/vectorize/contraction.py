@@ -24,11 +24,11 @@ from .. import structure as st
 from ..interleave import INTERLEAVE
 from ..strategy import ContractionStrategy
 from . import entry
-from .apart import set_apart
 from .evaluate import Evaluator, Lookup
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
 from .nest import Values, constant_mask, delinearize, each_row, loop
+from .outline_loop import outline_loop
 from .products import Products
 
 
@@ -158,7 +158,7 @@ class Contraction(Products):
             built = st.operation(list(ir.InsertionPoint.current.block.operations)[-1])
             built.attributes[INTERLEAVE] = ir.UnitAttr.get()
             if self.s.called_epilogue:
-                set_apart(built)
+                outline_loop(built)
 
     def _lanes(self, first: Number, row_block: Number) -> None:
         """One block of lanes: full, or the last one under a mask."""

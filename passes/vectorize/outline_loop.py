@@ -11,11 +11,11 @@ from ...dialects.mlir import arith, builtin, func, ir, llvm, memref
 from .. import structure as st
 from .entry import i64, memref_at, pointer
 
-APART = "mlirc.apart"
+OUTLINED = "mlirc.outlined"
 """On a function that was a loop."""
 
 
-def set_apart(loop: ir.Operation) -> None:
+def outline_loop(loop: ir.Operation) -> None:
     """Move a loop without results to a function of its module, the same for loops that differ in their bounds.
 
     Memory that it uses begins where its memref does.
@@ -54,18 +54,18 @@ def set_apart(loop: ir.Operation) -> None:
     loop.walk(replace)
     text = _body(inner)
     for other in module.regions[0].blocks[0].operations:
-        if other.operation != inner.operation and APART in other.attributes and _body(other) == text:
+        if other.operation != inner.operation and OUTLINED in other.attributes and _body(other) == text:
             call.attributes["callee"] = ir.FlatSymbolRefAttr.get(ir.StringAttr(other.attributes["sym_name"]).value)
             # To be dropped later: the ops of one that is erased here may be known to the caller's builder.
             inner.operation.attributes["sym_visibility"] = ir.StringAttr.get("private")
             return
-    inner.operation.attributes[APART] = ir.UnitAttr.get()
+    inner.operation.attributes[OUTLINED] = ir.UnitAttr.get()
 
 
 def _body(function: func.FuncOp) -> str:
     """What a function does, without its name."""
     # Verified it would not be printed so: the caller is not complete.
-    return function.operation.get_asm(assume_verified=True, use_local_scope=True).partition("(")[2].replace(f", {APART}", "")
+    return function.operation.get_asm(assume_verified=True, use_local_scope=True).partition("(")[2].replace(f", {OUTLINED}", "")
 
 
 def _passed(value: ir.Value) -> ir.Value:
