@@ -83,8 +83,8 @@ def rounded(m: int, k: int, n: int, factors: int) -> str:
 
 @pytest.mark.parametrize("cpu", ["znver4", "znver3", "skylake-avx512"])
 def test_no_sum_leaves_its_register_for_a_long_epilogue(cpu):
-    text = rounded(256, 64, 96, 6)
-    assert strategy(text, cpu).called_epilogue and not strategy(rounded(256, 64, 96, 1), cpu).called_epilogue
+    text = rounded(256, 768, 96, 6)
+    assert strategy(text, cpu).called_epilogue and not strategy(rounded(256, 768, 96, 1), cpu).called_epilogue
     asm = stages(text, cpu)["asm"]
     functions = re.split(r"\n(?=\w+:)", asm)
     parts = [part for f in functions for part in re.split(r"\n(?=\.L)", f)]
