@@ -11,16 +11,17 @@ import math as pymath
 from .exponential import split
 from .num import Num, fma, polynomial, select
 
-# 2^r = 1 + r P(r) on |r| < 1: relative error 2^-21.8.
-_EXP2 = (1.0, 0.693148313, 0.240224739, 0.0554926566, 0.00962316407, 0.00135870152, 0.000151899409)
-
-# e^(a^2 / 2) times the normal distribution function at -a is w S(a w) for w = 1 / (a + 2.5), up to 14.7: 2^-20.9.
-_TAIL = (1.25, -1.24342658, 0.170170074, 0.290263756, 0.0431321602, -0.0507781046, -0.139935121, 0.0796614571)
+# e^(a^2 / 2) times the normal distribution function at -a is w S(a w) for w = 1 / (a + 2.78), up to 13.3: 2^-20.3. The first is half of
+# 2.78: a half at zero.
+_TAIL = (1.39, -1.69325612, 0.596821688, 0.293607482, -0.0333749703, -0.286227405, 0.131653214)
 
 # 2^r = 1 + r P(r) on |r| < 1/2: relative error 2^-22.5.
 _EXP2_HALF = (0.693147004, 0.240222424, 0.0555073358, 0.00967151299, 0.00132647273)
 
-# The first two are exact at zero: half of a subnormal bf16 lies between two of them, and must do so here.
+# Both are exact at zero: half of a subnormal bf16 lies between two of them, and must do so here.
+
+_SPARE = 64
+"""Powers of two that a polynomial takes over from the scale."""
 
 
 def exp(x: Num) -> Num:
@@ -31,34 +32,31 @@ def exp(x: Num) -> Num:
     return select(x < -87.0, x.like(0.0), fma(r, polynomial(r, _EXP2_HALF), 1.0) * scale)
 
 
-def _exp2_parts(x: Num) -> tuple[Num, Num]:
-    """(p, s) with 2^x = p s s, for -250 < x < 250: p s may be normal where 2^x is not."""
-    k, scale = split(x, 0.5)
-    return polynomial(fma(k, -2.0, x), _EXP2), scale
+def _exp2(x: Num, factor: float) -> tuple[Num, Num]:
+    """(p, s) with 2^(x factor) = p s, for -190 < x factor <= 0: s is normal where the product is not."""
+    magic = x.format.magic + x.format.bias + _SPARE
+    t = fma(x, factor, magic)
+    r = fma(x, factor, -(t - magic))
+    one = 2.0**-_SPARE
+    p = fma(r, polynomial(r, [c * one for c in _EXP2_HALF]), one)
+    return p, (t.bits() << x.format.mantissa).as_float()
 
 
 def gelu(x: Num) -> Num:
     """x times the normal distribution function of x; as `activations.gelu` at infinities."""
     a = abs(x).at_most(14.7)
-    # e^(-a^2 / 2) is 2^(2 e), of which half the exponent is rounded, and what is left of it taken twice in the polynomial.
-    square, factor = a * a, -0.25 / pymath.log(2)
-    k, scale = split(square, factor)
-    p = polynomial(fma(square, factor, -k), [c * 2.0**i for i, c in enumerate(_EXP2)])
-    w = 1.0 / (a + 2.5)
-    tail = polynomial(a * w, _TAIL) * w
-    small = (tail * p * scale) * (a * scale)
-    # Below zero x counts for nothing, but for -inf.
-    return fma(x, select(x < 0.0, x.like(0.0), x.like(1.0)), -small)
+    p, scale = _exp2(a * a, -0.5 / pymath.log(2))
+    w = 1.0 / (a + 2.0 * _TAIL[0])
+    below = polynomial(a * w, _TAIL) * w * p * scale
+    return x * select(x < 0.0, below, 1.0 - below)
 
 
 def _over_one_plus_exp2(x: Num | None, t: Num) -> Num:
     """x / (1 + 2^-t); x is 1 if None."""
-    negative = t < 0.0
-    far = t < -240.0
-    p, scale = _exp2_parts((-abs(t)).at_least(-240.0))
-    half = p * select(far, t.like(0.0), scale)
-    one = t.like(1.0) if x is None else x
-    return select(negative, (one * half) * scale, one) / fma(half, scale, 1.0)
+    p, scale = _exp2((-abs(t)).at_least(-180.0), 1.0)
+    small = p * scale
+    share = select(t < 0.0, small, t.like(1.0)) / (1.0 + small)
+    return share if x is None else x * share
 
 
 def sigmoid(x: Num) -> Num:
