@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 Value = int | bool | None
 
 CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "chunk", "near", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "streams", "steps", "rows_copied", "rows_once", "overlapped", "grain")
-LOOP_FIELDS = ("lanes", "unroll", "stores_together", "grain")
-_FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "stores_together")
+LOOP_FIELDS = ("lanes", "unroll", "in_turns", "stores_together", "grain")
+_FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "in_turns", "stores_together")
 _STACK = 1024 << 10
 """Bytes of sums between blocks of the reduction: they are on the stack of a thread."""
 
@@ -292,6 +292,8 @@ def _impossible_loops(kernel: KernelFunction, target: Target, model: LoopStrateg
         return f"lanes={s.lanes} is impossible for this kernel, which transposes or interleaves in registers; valid: {model.lanes}"
     if s.stores_together and (s.rows == 1 or len(s.inner) != 1):
         return "stores_together=true is impossible for this kernel; valid: false (it wants rows that are computed together, reduced along one class)"
+    if s.in_turns and not model.in_turns and s.unroll == 1:
+        return "in_turns=true is impossible for this kernel; valid: false (it wants an unroll of 2 or more)"
     single = s.transposed is not None or s.lane is None or s.kind in ("scan", "concat") or bool(s.lane not in s.inner and kernel.domain.reductions)
     if s.unroll != model.unroll and s.unroll > (1 if single else 8):
         return f"unroll={s.unroll} is impossible for this kernel; valid: {'1' if single else '1 to 8'}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
+from ..constants import is_function
 from .common import grain, why_grain, why_lanes
 from .keep import kept
 from .split import split
@@ -58,6 +59,8 @@ class LoopStrategy:
     block: int = 0
     keep: list[list[int]] = field(default_factory=list)
     """For each phase of a row, the ops of the kernel (their places in it) whose values later phases find in a buffer."""
+    in_turns: bool = False
+    """Vectors of an iteration take turns (`passes.interleave`)."""
     split: int | None = None
     """The class of `inner` that the threads share: each reduces chunks of it to partial results, which are combined afterwards."""
     chunks: int = 1
@@ -83,6 +86,8 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
         why.update(why_grain(shared.work), split=f"few results of {w.size(shared.along)} elements and more")
         return plan
     plan.staged = staged_along(w)
+    if plan.unroll > 1 and any(op.name == "linalg.generic" and is_function(op) for op in kernel.domain.loops):
+        plan.in_turns, why["in_turns"] = True, "long chains, which the vectors of an iteration have each for itself"
     if w.lane is not None and w.interleaved is None and transposed is None and (of := _half_width(w, w.lane, plan.staged)):
         plan.lanes, plan.unroll = 2 * w.lanes, max(1, unroll // 2)
         why["lanes"] += of

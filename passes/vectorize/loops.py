@@ -147,7 +147,7 @@ class Loops:
                 self._row()
                 return []
 
-            lane_loop(self.e, lo, hi, self.s.unroll, [[]] * self.s.unroll, block)
+            lane_loop(self.e, lo, hi, self.s.unroll, [[]] * self.s.unroll, block, self.s.in_turns)
 
     def _tiles(self, along: int, chunk: tuple[Number, Number] | None) -> tuple[Number, Number]:
         """Blocks of lanes x lanes, away from padding, whose loads are transposed in registers; returns from where to where they are."""
@@ -330,7 +330,7 @@ class Loops:
 
             def walk(begin: Number, end: Number, vs: Values) -> Values:
                 sets = [vs[u * width : (u + 1) * width] for u in range(self.s.unroll)]
-                return [v for s in lane_loop(e, begin, end, self.s.unroll, sets, element) for v in s]
+                return [v for s in lane_loop(e, begin, end, self.s.unroll, sets, element, self.s.in_turns) for v in s]
 
             return blocks(*self._range(lane), SUM_BLOCK, walk, values)
 

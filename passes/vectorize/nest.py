@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, llvm, scf, vector
+from ..interleave import INTERLEAVE
 from .evaluate import Evaluator
 from .lanes import Index, Number
 
@@ -13,9 +14,13 @@ Values = list[ir.Value]
 
 
 def loop(
-    e: Evaluator, begin: Number, end: Number, step: Number, carried: Sequence[ir.Value], body: Callable[[Number, Values], Values]
-) -> Values:
-    """`for i = begin to end step`, with loop-carried values; none or one iteration known beforehand needs no loop."""
+    e: Evaluator, begin: Number, end: Number, step: Number, carried: Sequence[ir.Value], body: Callable[[Number, Values], Values],
+    interleave: bool = False,
+) -> Values:  # fmt: skip
+    """`for i = begin to end step`, with loop-carried values; none or one iteration known beforehand needs no loop.
+
+    `interleave` has chains in it take turns (`passes.interleave`).
+    """
     if isinstance(begin, int) and isinstance(end, int):
         if end <= begin:
             return list(carried)
@@ -23,6 +28,8 @@ def loop(
             return body(begin, list(carried))
     m = e.math
     op = scf.ForOp(m.value(begin), m.value(end), m.value(step), list(carried))
+    if interleave:
+        op.operation.attributes[INTERLEAVE] = ir.UnitAttr.get()
     e.math.enter()
     with ir.InsertionPoint(op.body):
         out = body(op.induction_variable, list(op.inner_iter_args))
@@ -68,10 +75,12 @@ def lane_loop(
     unroll: int,
     carried: Sequence[Values],
     body: Callable[[Number, Values], Values],
+    interleave: bool = False,
 ) -> list[Values]:
     """Walk [begin, end) in vectors, `unroll` of them per iteration; `carried[u]` are the accumulators of vector u.
 
-    `body(first element, accumulators)` builds one vector; `e.mask` is set where lanes lie past the end.
+    `body(first element, accumulators)` builds one vector; `e.mask` is set where lanes lie past the end. `interleave` has the vectors
+    of an iteration take turns.
     """
     lanes = e.lanes
     block = lanes * unroll
@@ -87,7 +96,7 @@ def lane_loop(
 
     length = m.sub(end, begin)
     if isinstance(length, int):
-        flat = loop(e, begin, m.add(begin, length // block * block), block, [v for s in sets for v in s], full)
+        flat = loop(e, begin, m.add(begin, length // block * block), block, [v for s in sets for v in s], full, interleave)
         sets = [flat[u * width : (u + 1) * width] for u in range(unroll)]
         rest = length % block
         at = length - rest
@@ -100,7 +109,7 @@ def lane_loop(
         return sets
     whole = m.mul(m.floordiv(length, block), block)
     middle = m.add(begin, whole)
-    flat = loop(e, begin, middle, block, [v for s in sets for v in s], full)
+    flat = loop(e, begin, middle, block, [v for s in sets for v in s], full, interleave)
     sets = [flat[u * width : (u + 1) * width] for u in range(unroll)]
 
     def tail(i: Number, flat: Values) -> Values:

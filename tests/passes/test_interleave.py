@@ -63,6 +63,92 @@ def test_chains_take_turns():
     )
 
 
+VECTORS = """
+func.func @f(%m: memref<?xf32>, %k: memref<?xf32>, %n: index) {
+  %c0 = arith.constant 0 : index
+  %c8 = arith.constant 8 : index
+  %c16 = arith.constant 16 : index
+  scf.for %i = %c0 to %n step %c16 {
+    %a0 = vector.load %m[%i] : memref<?xf32>, vector<8xf32>
+    %a1 = arith.addf %a0, %a0 : vector<8xf32>
+    vector.store %a1, %k[%i] : memref<?xf32>, vector<8xf32>
+    %j = arith.addi %i, %c8 : index
+    %b0 = vector.load %m[%j] : memref<?xf32>, vector<8xf32>
+    %b1 = arith.addf %b0, %b0 : vector<8xf32>
+    vector.store %b1, %k[%j] : memref<?xf32>, vector<8xf32>
+  } {mlirc.interleave}
+  return
+}
+"""
+
+
+def test_vectors_take_turns():
+    filecheck(
+        interleaved(VECTORS),
+        """
+        CHECK: scf.for
+        CHECK: %[[A0:.*]] = vector.load
+        CHECK: %[[A1:.*]] = arith.addf %[[A0]], %[[A0]]
+        CHECK: %[[B0:.*]] = vector.load
+        CHECK: vector.store %[[A1]]
+        CHECK: vector.store
+        """,
+    )
+
+
+def test_loads_of_what_is_stored_stay_behind():
+    same = VECTORS.replace("%k[", "%m[")
+    filecheck(
+        interleaved(same),
+        """
+        CHECK: scf.for
+        CHECK: vector.load
+        CHECK: vector.store
+        CHECK: vector.load
+        CHECK: vector.store
+        """,
+    )
+
+
+def test_stores_stay_behind_loads_before_them():
+    """Even if the load has to wait for another: it may be the same memory."""
+    filecheck(
+        interleaved("""
+        func.func @f(%at: memref<?xindex>, %m: memref<?xf32>, %k: memref<?xf32>, %x: vector<8xf32>, %n: index) {
+          %c0 = arith.constant 0 : index
+          %c8 = arith.constant 8 : index
+          scf.for %i = %c0 to %n step %c8 {
+            %j = memref.load %at[%i] : memref<?xindex>
+            %a = vector.load %m[%j] : memref<?xf32>, vector<8xf32>
+            vector.store %x, %k[%i] : memref<?xf32>, vector<8xf32>
+            vector.store %a, %k[%i] : memref<?xf32>, vector<8xf32>
+          } {mlirc.interleave}
+          return
+        }"""),
+        """
+        CHECK: memref.load
+        CHECK-NEXT: %[[A:.*]] = vector.load
+        CHECK-NEXT: vector.store
+        CHECK-NEXT: vector.store %[[A]]
+        """,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", [torch.nn.functional.gelu, torch.exp, torch.log1p, torch.nn.functional.mish])
+@pytest.mark.parametrize("n", [1, 17, 64, 129, 4099])
+def test_functions_of_vectors_in_turns(function, n, dtype):
+    compare(function, torch.randn(3, n).to(dtype).abs())
+    compare(lambda x: function(x).sum(-1), torch.randn(3, n).to(dtype).abs())
+
+
+def test_functions_take_turns_in_place():
+    def f(x):
+        return x.exp_().mul_(2)
+
+    compare(f, torch.randn(5, 1000))
+
+
 def test_others_stay():
     with ir.Context(), ir.Location.unknown():
         assert interleaved(LOOP.replace(" {mlirc.interleave}", "")) == str(ir.Module.parse(LOOP.replace(" {mlirc.interleave}", "")))

@@ -153,7 +153,7 @@ def test_what_follows_from_a_pin_follows():
         (dots(1, 64, 64), "unroll=16", "unroll=16 .* valid: 1 to 8"),
         (dots(1, 64, 64), "looped_epilogue=true", "valid: false"),
         (product(64, 64, 64), "turned=true", "turned=true is impossible .* valid: false .*contiguous along the rows"),
-        (elementwise(30, 70), "rows=4", "kind loops has no field 'rows'; valid fields: lanes, unroll, stores_together, grain"),
+        (elementwise(30, 70), "rows=4", "kind loops has no field 'rows'; valid fields: lanes, unroll, in_turns, stores_together, grain"),
         (elementwise(30, 70), "stores_together=true", "valid: false .it wants rows that are computed together"),
         (elementwise(30, 70), "lanes=32", "lanes=32 is impossible for this kernel; valid: 4, 8, 16"),
         (elementwise(30, 70), "unroll=9", "valid: 1 to 8"),

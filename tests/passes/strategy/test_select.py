@@ -85,6 +85,22 @@ def test_rows_that_are_looked_up_go_by_twos(inputs, index, rows):
     assert isinstance(s, LoopStrategy) and s.rows == rows
 
 
+def test_sums_of_rows_that_are_looked_up_are_along_the_rows():
+    """The places are contiguous along what is summed, but what they are of is not."""
+    x, places, t, rows = "tensor<20000x64xf32>", "tensor<256x10xi64>", "tensor<256x10x64xf32>", "tensor<256x64xf32>"
+    body = generic("%e", [("%n", places)], t, ["i, k", "i, k, j"], f"{LOOKED_UP}\n%l = linalg.index 2 : index\n%o = tensor.extract %x[%k, %l] : {x}", "ppp", "ikj")
+    body += generic("%r", [("%e", t)], rows, ["i, k, j", "i, j"], "arith.addf", "prp", "ikj", "0.0")
+    s = strategy(kernel([("%x", x), ("%n", places)], body, [("%r", rows)], [[64, 1]]), "znver5")
+    assert isinstance(s, LoopStrategy) and s.inner == [1] and s.lane not in s.inner
+
+
+@pytest.mark.parametrize("body,in_turns", [("math.exp", True), ("arith.divf", False), ("arith.addf", False)])
+def test_functions_of_several_vectors_take_turns(body, in_turns):
+    t = "tensor<300x700xf32>"
+    s = strategy(kernel([("%x", t)], generic("%r", [("%x", t)], t, body=body if body == "math.exp" else f"%o = {body} %a0, %a0 : f32"), [("%r", t)], [[700, 1]]))
+    assert isinstance(s, LoopStrategy) and s.in_turns == in_turns
+
+
 def test_rows_that_read_nothing_of_their_own_have_room_on_the_stack():
     """Each element is a number of all rows times one of the row's, and kept."""
     n, m = 256, 16384
