@@ -131,7 +131,7 @@ def _lane(rows: list[int], inner: list[int], sizes: list[object], kernel: Kernel
     A few elements are only reduced along the lanes where that is less work than in each lane by itself.
     """
     candidates = [*rows, *inner]
-    times = [(a, product([c for c in inner if a.steps.get(c, 0) != 0], sizes)) for a in kernel.accesses.items]
+    times = [(a, _times(a, inner, sizes)) for a in kernel.accesses.items]
     most = max((n for _, n in times), default=0) or 1
 
     def score(c: int) -> tuple[float, int]:
@@ -147,9 +147,16 @@ def _lane(rows: list[int], inner: list[int], sizes: list[object], kernel: Kernel
     return best
 
 
+def _times(a: Access, inner: list[int], sizes: list[object]) -> int:
+    """How often an access takes place, for a row."""
+    return product([c for c in inner if a.steps.get(c, 0) != 0 or c in a.gathered], sizes)
+
+
 def _worth(a: Access, c: int) -> float:
     """What an access gains, or loses, where the lanes are along a class."""
     step, times = a.steps.get(c, 0), 2 if a.store else 1
+    if c in a.gathered:
+        return -2
     if a.near(c):
         return 0.5 if step == -1 else -0.5
     return times * {0: 0, 1: 1, -1: -1}.get(step, -2)  # type: ignore[call-overload]
@@ -180,6 +187,8 @@ class _Work:
     def _vectors(a: Access, lane: int, busy: int) -> float:
         """Loads or stores for an element, where so many lanes are busy."""
         step = a.steps.get(lane, 0)
+        if lane in a.gathered:
+            return 1.0
         if step in (0, 1):
             return step / busy
         # Two-byte elements, for which there are no gathers, as two: x / norm of rows of 5 and 6 takes a fifth less, softmax a half more.
@@ -190,15 +199,14 @@ class _Work:
         n = max(known(self.sizes[lane]), 1)
         total = self._ops() / n + FOLD * len(self.kernel.domain.reductions)
         for a in self.kernel.accesses.items:
-            total += self._times(a) / (n if a.steps.get(lane, 0) in (0, 1) else 1)
+            total += self._times(a) / (n if a.steps.get(lane, 0) in (0, 1) and lane not in a.gathered else 1)
         return total
 
     def _ops(self) -> int:
         return body_ops(self.kernel) * product(self.inner, self.sizes)
 
     def _times(self, a: Access) -> int:
-        """How often an access takes place, for a row."""
-        return product([c for c in self.inner if a.steps.get(c, 0) != 0], self.sizes)
+        return _times(a, self.inner, self.sizes)
 
 
 FOLD = 3

@@ -27,6 +27,8 @@ class Access:
     store: bool
     op: ir.Operation
     value: ir.Value
+    gathered: frozenset[int] = frozenset()
+    """Classes that an index which is data, not a step, depends on: the next element along one is anywhere."""
 
     def near(self, c: int) -> bool:
         """Whether it is a load of elements along a class that are a few apart (`strided`)."""
@@ -138,6 +140,28 @@ def _joined(group: Sequence[int], dims: Sequence[Form], sizes: Sequence[int]) ->
     return out
 
 
+def _classes_behind(index: ir.Value, op: ir.Operation, loops: Sequence[Form]) -> set[int]:
+    """The classes that an index computed in the body of a linalg op depends on."""
+    out: set[int] = set()
+    maps, block = st.maps(op), op.regions[0].blocks[0]
+    todo, seen = [index], set()
+    while todo:
+        v = todo.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        p = st.owner(v)
+        if p is None:
+            if v.owner == block:
+                for e in maps[ir.BlockArgument(v).arg_number].results:
+                    out.update(affine_form(e, loops) or {})
+        elif p.name == "linalg.index":
+            out.update(loops[ir.IntegerAttr(p.attributes["dim"]).value] or {})
+        elif p.operation.block == block:
+            todo.extend(p.operands)
+    return out
+
+
 class _Walker:
     def __init__(self, domain: Domain, strides: dict[ir.Value, Sequence[object]]) -> None:
         self.domain = domain
@@ -189,22 +213,25 @@ class _Walker:
                 self._fix(loops[ir.IntegerAttr(o.attributes["dim"]).value])
             elif o.name == "tensor.extract":
                 forms: list[Form] = []
+                gathered: set[int] = set()
                 for v in list(o.operands)[1:]:
                     p = st.owner(v)
                     is_index = p is not None and p.name == "linalg.index"
                     forms.append(loops[ir.IntegerAttr(p.attributes["dim"]).value] if is_index else {})  # type: ignore[union-attr]
-                self.value(o.operands[0], forms, op)
+                    if not is_index:
+                        gathered |= _classes_behind(v, op, loops)
+                self.value(o.operands[0], forms, op, frozenset(gathered))
 
     def _fix(self, form: Form) -> None:
         self.accesses.numbered.update(form or {})
 
-    def value(self, v: ir.Value, dims: list[Form], reader: ir.Operation) -> None:
+    def value(self, v: ir.Value, dims: list[Form], reader: ir.Operation, gathered: frozenset[int] = frozenset()) -> None:
         key = (v, repr(dims))
         if key in self.seen:
             return
         self.seen.add(key)
         if v in self.strides:
-            self.accesses.items.append(Access(_steps(dims, self.strides[v]), False, reader, v))
+            self.accesses.items.append(Access(_steps(dims, self.strides[v]), False, reader, v, gathered))
             return
         op = st.owner(v)
         if op is None:

@@ -284,3 +284,28 @@ def test_steps_of_a_diffusion():
         return x
 
     compare(diffused, torch.randn(19, 37), dynamic=True)
+
+
+@pytest.mark.parametrize("steps,fused", [(3, True), (40, False)])
+def test_places_that_are_long_to_compute_are_not_computed_update_by_update(steps, fused):
+    """A binary search, say: its lanes are updates, those of the scatter are elements of one."""
+    places, updates, out = "tensor<90xi64>", "tensor<90x8xf32>", "tensor<5x8xf32>"
+    body = generic("%p", [("%i", places)], places, ["i", "i"], "%s0 = arith.addi %a0, %a0 : i64\n" + "".join(f"%s{n + 1} = arith.muli %s{n}, %a0 : i64\n" for n in range(steps)) + f"%o = arith.addi %s{steps}, %a0 : i64", "p", "i")
+    body += generic("%u", [("%x", updates)], updates, body="math.exp")
+    body += (
+        '%r = "mlirc.scatter"(%y, %u, %p) {combine = "arith.addf", index_map = affine_map<(d0, d1) -> (d0)>, target = array<i64: -1, 1>, '
+        f"operandSegmentSizes = array<i32: 1, 1, 1>}} : ({out}, {updates}, {places}) -> {out}\n"
+    )
+    found: dict[str, int] = {}
+
+    def look(main):
+        run(main)
+        for o in main.regions[0].blocks[0].operations:
+            op = st.operation(o)
+            if "mlirc.group" in op.attributes:
+                found[st.operation(op).results[0].type.__str__() + op.name] = ir.IntegerAttr(op.attributes["mlirc.group"]).value
+
+    transformed(function([("%i", places), ("%x", updates), ("%y", out)], body, [("%r", out)]), look)
+    scatter = found[out + "mlirc.scatter"]
+    assert found[updates + "linalg.generic"] == scatter
+    assert (found[places + "linalg.generic"] == scatter) == fused
