@@ -153,12 +153,25 @@ class Contraction(Products):
             self._store([Index(m.add(first, r))], lanes, masks, sums)
             return []
 
-        loop(e, 0, rows, 1, [], row)
-        if rows != 1:
-            built = st.operation(list(ir.InsertionPoint.current.block.operations)[-1])
-            built.attributes[INTERLEAVE] = ir.UnitAttr.get()
-            if self.s.called_epilogue:
-                outline_loop(built)
+        # Code for other than whole tiles would be run too rarely for the time that it takes to compile.
+        often = self.s.called_epilogue or not isinstance(rows, int) or rows >= self.s.rows
+        group = self.s.epilogue_rows if often and all(mask is None for mask in masks) else 1
+
+        def rows_in_turns(r: Number, _: Values) -> Values:
+            for n in range(group):
+                row(m.add(r, n), [])
+            return []
+
+        grouped = m.mul(m.floordiv(rows, group), group)
+        self._epilogue_loop(0, grouped, group, rows_in_turns)
+        self._epilogue_loop(grouped, rows, 1, row)
+
+    def _epilogue_loop(self, begin: Number, end: Number, step: int, body: Callable[[Number, Values], Values]) -> None:
+        """A loop over rows in the scratch: chains take turns, and it may be a function."""
+        loop(self.e, begin, end, step, [], body, interleave=True)
+        ops = list(ir.InsertionPoint.current.block.operations)
+        if self.s.called_epilogue and ops and INTERLEAVE in ops[-1].attributes:
+            outline_loop(st.operation(ops[-1]))
 
     def _lanes(self, first: Number, row_block: Number) -> None:
         """One block of lanes: full, or the last one under a mask."""

@@ -11,7 +11,7 @@ from mlirc.dialects.mlir import ir
 from mlirc.passes.interleave import interleave
 from mlirc.tests.frontend.compare import compare
 from mlirc.tests.lowering.test_to_llvm import filecheck
-from mlirc.tests.passes.graph_text import generic
+from mlirc.tests.passes.graph_text import generic, matmul
 from mlirc.tests.passes.vectorize.kernels import kernel, stages, strategy
 
 LOOP = """
@@ -176,7 +176,36 @@ def test_no_sum_leaves_its_register_for_a_long_epilogue(cpu):
     parts = [part for f in functions for part in re.split(r"\n(?=\.L)", f)]
     products = [part for part in parts if len(re.findall(r"vdpbf16ps|vfmadd231ps", part)) >= 8 and re.search(r"\bj[a-z]+\t", part)]
     assert products and not any(re.search(r"vmov\w+\s.*\(%rsp\)", part) for part in products)
-    assert len([f for f in functions if "_epilogue" in f.split(":")[0]]) == 1, "tiles of all heights have one"
+    assert len([f for f in functions if "_epilogue" in f.split(":")[0]]) <= 2, "tiles of all heights have one for pairs of rows, and one for the last"
+
+
+def gelu_behind_a_product(m: int, k: int, n: int) -> str:
+    operands = [("%x", f"tensor<{m}x{k}xf32>"), ("%w", f"tensor<{k}x{n}xf32>")]
+    kind = f"tensor<{m}x{n}xf32>"
+    body = matmul("%p", "%x", "%w", m, k, n) + generic("%y", [("%p", kind)], kind, body='%o = "mlirc.gelu"(%a0) : (f32) -> f32')
+    return kernel(operands, body, [("%y", kind)], [[n, 1]])
+
+
+@pytest.mark.parametrize("cpu", ["znver4", "znver3"])
+def test_rows_behind_a_product_take_turns(cpu):
+    """Two at a time in whole tiles: one after the other, the divisions of their vectors would be 38 ops apart each."""
+    text = gelu_behind_a_product(256, 768, 96)
+    s = strategy(text, cpu)
+    assert s.epilogue_rows == 2 and not s.called_epilogue
+    lines = stages(text, cpu)["math"].splitlines()
+    at = [n for n, line in enumerate(lines) if "arith.divf" in line]
+    vectors = s.epilogue_rows * s.columns
+    assert any(at[n + vectors - 1] - at[n] < 50 for n in range(len(at) - vectors + 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("m,n", [(1, 40), (13, 64), (33, 17), (40, 96)])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_functions_behind_a_product(m, n, dtype, dynamic):
+    def f(x, w, r):
+        return torch.nn.functional.gelu(x @ w) + r, torch.nn.functional.silu(x @ w)
+
+    compare(f, torch.randn(m, 30).to(dtype), torch.randn(30, n).to(dtype), torch.randn(m, n).to(dtype), dynamic=dynamic)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
