@@ -35,6 +35,7 @@ from .sink_reshapes import sink_reshapes
 from .split_reductions import split_reductions
 from .spread_broadcasts import spread_broadcasts
 from .strategy import pack_shape
+from .turn_products import turn_products
 
 if TYPE_CHECKING:
     from ..lowering.target import Target
@@ -98,6 +99,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "integer-products": _integer_products,
     "integer-maxima": lambda graph: integer_maxima(graph.function),
     "merge-positions": lambda graph: merge_positions(graph.function, pack_shape(graph.target)),
+    "turn-products": lambda graph: turn_products(graph.function),
     "fold-transposes": _cleaned(fold_transposes),
     "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),
     "raise-collapses": _cleaned(raise_collapses, fold_transposes),

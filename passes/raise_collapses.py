@@ -40,7 +40,7 @@ def _merge(value: ir.Value) -> ir.Operation | None:
 def _product_behind(value: ir.Value) -> bool:
     """Whether this is a product, or elementwise ops on one."""
     op = st.owner(value)
-    if op is None or op.name not in ("tensor.collapse_shape", "linalg.generic") or "mlirc.pack" in op.attributes:
+    if op is None or op.name not in ("tensor.collapse_shape", "linalg.transpose", "linalg.generic") or "mlirc.pack" in op.attributes:
         return False
     if st.kind(op) in ("contraction", "convolution"):
         return True

@@ -1,0 +1,122 @@
+"""Linear layers over positions have the weight for rows, where what they make is transposed back."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mlirc.passes.turn_products import turn_products
+from mlirc.benchmarks.verdict import same
+from mlirc.frontend.report import recorded
+from mlirc.tests.frontend.compare import OPTIONS
+from mlirc.tests.frontend.elementwise import module_matches
+from mlirc.tests.lowering.test_to_llvm import filecheck
+from mlirc.tests.passes.graph_text import check, function, generic, matmul, transformed
+
+
+def transposed(name: str, value: str, b: int, m: int, n: int) -> str:
+    """[b, n, m] of [b, m, n]."""
+    kinds = f"tensor<{b}x{m}x{n}xf32>", f"tensor<{b}x{n}x{m}xf32>"
+    return f"{name}e = tensor.empty() : {kinds[1]}\n{name} = linalg.transpose ins({value} : {kinds[0]}) outs({name}e : {kinds[1]}) permutation = [0, 2, 1]\n"
+
+
+def mixed(b: int, k: int, c: int, n: int, back: bool = True, weight: str = "%w") -> str:
+    """exp of a linear layer over the positions of [b, k, c]."""
+    wide, rows, out = f"tensor<{b}x{c}x{k}xf32>", f"tensor<{b * c}x{k}xf32>", f"tensor<{b * c}x{n}xf32>"
+    body = transposed("%t", "%x", b, k, c) + f"%r = tensor.collapse_shape %t [[0, 1], [2]] : {wide} into {rows}\n"
+    if weight != "%w":
+        body += generic(weight, [("%w", f"tensor<{k}x{n}xf32>")], f"tensor<{k}x{n}xf32>", body="math.exp")
+    body += matmul("%p", "%r", weight, b * c, k, n) + generic("%e", [("%p", out)], out, body="math.exp")
+    body += f"%y = tensor.expand_shape %e [[0, 1], [2]] output_shape [{b}, {c}, {n}] : {out} into tensor<{b}x{c}x{n}xf32>\n"
+    body += transposed("%z", "%y", b, c, n) if back else ""
+    result = ("%z", f"tensor<{b}x{n}x{c}xf32>") if back else ("%y", f"tensor<{b}x{c}x{n}xf32>")
+    return function([("%x", f"tensor<{b}x{k}x{c}xf32>"), ("%w", f"tensor<{k}x{n}xf32>")], body, [result])
+
+
+def test_several_batches():
+    check(mixed(2, 20, 64, 30), turn_products, """
+        CHECK-DAG: #[[W:.*]] = affine_map<(d0, d1, d2, d3) -> (d3, d1)>
+        CHECK-DAG: #[[X:.*]] = affine_map<(d0, d1, d2, d3) -> (d0, d3, d2)>
+        CHECK-DAG: #[[Y:.*]] = affine_map<(d0, d1, d2, d3) -> (d0, d1, d2)>
+        CHECK: linalg.generic {indexing_maps = [#[[W]], #[[X]], #[[Y]]], {{.*}}ins(%arg1, {{.*}} : tensor<20x30xf32>, tensor<2x20x64xf32>) outs({{.*}}tensor<2x30x64xf32>)
+        CHECK: %[[T:.*]] = linalg.transpose ins(%{{.*}} : tensor<2x30x64xf32>) outs(%{{.*}} : tensor<2x64x30xf32>)
+        CHECK: linalg.generic {{.*}}ins(%[[T]] : tensor<2x64x30xf32>)
+        CHECK: math.exp
+    """, clean=True)  # fmt: skip
+
+
+def test_one_batch_has_no_dim():
+    check(mixed(1, 20, 64, 30), turn_products, """
+        CHECK: %[[P:.*]] = linalg.generic {{.*}}["parallel", "parallel", "reduction"]{{.*}}ins(%arg1, %{{.*}} : tensor<20x30xf32>, tensor<20x64xf32>) outs(%{{.*}} : tensor<30x64xf32>)
+        CHECK: linalg.transpose ins(%{{.*}} : tensor<30x64xf32>)
+    """, clean=True)  # fmt: skip
+
+
+UNTURNED = 'CHECK: ins(%{{.*}}, %{{.*}} : tensor<128x20xf32>, tensor<20x30xf32>)'
+
+
+@pytest.mark.parametrize("text", [mixed(2, 20, 64, 30, back=False), mixed(2, 20, 64, 30, weight="%v")], ids=["stays transposed", "no weight"])
+def test_others_stay(text):
+    filecheck(transformed(text, turn_products, clean=True), UNTURNED)
+
+
+def test_few_channels_stay():
+    filecheck(transformed(mixed(8, 20, 16, 30), turn_products, clean=True), UNTURNED)
+
+
+class Mixer(torch.nn.Module):
+    """Token mixing of MLP-Mixer, or the gate of gMLP, or of gMixer: the hidden layer in halves."""
+
+    def __init__(self, kind: str, positions: int, channels: int, hidden: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.norm = torch.nn.LayerNorm(channels)
+        self.up = torch.nn.Linear(positions, hidden)
+        self.down = torch.nn.Linear(hidden // 2 if kind == "halves" else hidden, positions)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(self.norm(x).transpose(1, 2))
+        if self.kind == "gate":
+            return x * y.transpose(1, 2)[:, : x.shape[1]]
+        if self.kind == "halves":
+            a, b = y.chunk(2, dim=-1)
+            return x + self.down(F.silu(a) * b).transpose(1, 2)
+        return x + self.down(F.gelu(y)).transpose(1, 2)
+
+
+def matches(model: Mixer, *inputs: torch.Tensor, dynamic: bool | None = None) -> list[str]:
+    """Assert that it computes what it does in eager mode, of each input; the names of the kernels."""
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="mlirc", dynamic=dynamic, options=OPTIONS)
+    with torch.no_grad():
+        for x in inputs:
+            reference = copy.deepcopy(model).double()(x.double())
+            assert same([model(x)], [compiled(x)], [reference], x.dtype)
+    return recorded()[-1].kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["two", "halves", "gate"])
+@pytest.mark.parametrize("batch,positions,channels,hidden", [(1, 17, 64, 34), (2, 17, 33, 34), (3, 6, 40, 2), (1, 33, 1, 66), (0, 5, 64, 10)])
+def test_layers_over_positions(kind, dtype, batch, positions, channels, hidden):
+    torch.manual_seed(0)
+    model = Mixer(kind, positions, channels, max(hidden, positions) if kind == "gate" else hidden).to(dtype).eval()
+    matches(model, torch.randn(batch, positions, channels).to(dtype))
+
+
+@pytest.mark.parametrize("kind", ["two", "halves", "gate"])
+def test_of_several_batch_sizes(kind):
+    matches(Mixer(kind, 17, 64, 34).eval(), *(torch.randn(b, 17, 64) for b in (2, 5, 1, 3)), dynamic=True)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_nothing_is_copied_in_another_order(batch):
+    names = matches(Mixer("two", 20, 64, 40).eval(), torch.randn(batch, 20, 64))
+    assert len(names) == 3 and not any("view" in n for n in names), names
+
+
+def test_gradients():
+    module_matches(Mixer("two", 20, 64, 40), torch.randn(2, 20, 64), factor=4)
