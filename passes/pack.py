@@ -171,11 +171,9 @@ def _few_rows(op: ir.Operation, layouts: Layouts, side: int, few: int) -> bool:
 def _row_count(op: ir.Operation, layouts: Layouts, side: int) -> int | None:
     """How many rows each vector of operand `side` serves; None where that is not known."""
     maps = [st.map_dims(m) for m in st.maps(op)]
-    sizes = dict(zip(maps[2], layouts.shapes.of(op.results[0])))
     rows = 1
-    for d in maps[1 - side]:
-        if d in sizes and d not in maps[side]:
-            n = sizes[d]
+    for d, n in zip(maps[2], layouts.shapes.of(op.results[0])):
+        if d not in maps[side]:
             if not isinstance(n, int):
                 return None
             rows *= n

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlirc.passes.pack import PackShape, pack
 from mlirc.tests.passes.graph_text import check, function, generic
+from mlirc.tests.passes.test_fill_tiles import convolution
 
 PRODUCT = "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32"
 WIDENED = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\n%m = arith.mulf %u, %v : f32\n%o = arith.addf %a2, %m : f32"
@@ -61,6 +62,15 @@ def test_no_rows_are_copied_for_an_operand_that_stays_as_it_is():
         CHECK-NOT: mlirc.words
         CHECK: linalg.generic {{.*}}outs(%{{.*}} : tensor<64x3xf32>)
         CHECK-NOT: mlirc.words
+    """)  # fmt: skip
+
+
+def test_all_positions_of_an_image_are_rows():
+    """Of a convolution whose weight is computed, as the parts of a transposed convolution's are: 400 rows are worth packing it."""
+    text = convolution(24, 2).replace("xf32>) {", "xf32>) attributes {mlirc.weights = array<i64>} {", 1)
+    check(text, lambda f: pack(f, PAIRS), """
+        CHECK: -> tensor<2x2x2x16x32x2xbf16>
+        CHECK: linalg.generic {{.*}}ins(%arg0, %{{.*}} : tensor<1x20x20x24xbf16>, tensor<2x2x2x16x32x2xbf16>) {{.*}}mlirc.words
     """)  # fmt: skip
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mlirc.passes.turn_products import turn_products
 from mlirc.benchmarks.verdict import same
 from mlirc.frontend.report import recorded
+from mlirc.passes.turn_products import turn_products
 from mlirc.tests.frontend.compare import OPTIONS
 from mlirc.tests.frontend.elementwise import module_matches
 from mlirc.tests.lowering.test_to_llvm import filecheck
