@@ -141,24 +141,25 @@ def _joined(group: Sequence[int], dims: Sequence[Form], sizes: Sequence[int]) ->
 
 
 def _classes_behind(index: ir.Value, op: ir.Operation, loops: Sequence[Form]) -> set[int]:
-    """The classes that an index computed in the body of a linalg op depends on."""
+    """The classes of the data that an index computed in the body of a linalg op depends on."""
     out: set[int] = set()
     maps, block = st.maps(op), op.regions[0].blocks[0]
-    todo, seen = [index], set()
+    todo, seen = [(index, False)], set()
     while todo:
-        v = todo.pop()
-        if v in seen:
+        v, looked_up = todo.pop()
+        if (v, looked_up) in seen:
             continue
-        seen.add(v)
+        seen.add((v, looked_up))
         p = st.owner(v)
         if p is None:
             if v.owner == block:
                 for e in maps[ir.BlockArgument(v).arg_number].results:
                     out.update(affine_form(e, loops) or {})
         elif p.name == "linalg.index":
-            out.update(loops[ir.IntegerAttr(p.attributes["dim"]).value] or {})
+            if looked_up:
+                out.update(loops[ir.IntegerAttr(p.attributes["dim"]).value] or {})
         elif p.operation.block == block:
-            todo.extend(p.operands)
+            todo.extend((o, looked_up or p.name == "tensor.extract") for o in p.operands)
     return out
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mlirc.dialects.mlir import ir
+from mlirc.passes import structure as st
 from mlirc.passes.strategy import ContractionStrategy, LoopStrategy
+from mlirc.passes.vectorize import KernelFunction
 from mlirc.tests.lowering.test_to_llvm import filecheck
 from mlirc.tests.passes.graph_text import generic, matmul
 from mlirc.tests.passes.vectorize.kernels import kernel, stages, strategy
@@ -92,6 +95,18 @@ def test_sums_of_rows_that_are_looked_up_are_along_the_rows():
     body += generic("%r", [("%e", t)], rows, ["i, k, j", "i, j"], "arith.addf", "prp", "ikj", "0.0")
     s = strategy(kernel([("%x", x), ("%n", places)], body, [("%r", rows)], [[64, 1]]), "znver5")
     assert isinstance(s, LoopStrategy) and s.inner == [1] and s.lane not in s.inner
+
+
+@pytest.mark.parametrize("inputs,index,gathered", [([("%n", "tensor<4096xi64>")], LOOKED_UP, {0}), ([("%w", "tensor<4096xf32>")], ROLLED, set())])
+def test_only_what_data_says_is_looked_up(inputs, index, gathered):
+    """The next element along a class is anywhere then, and near where its place is computed from loops alone."""
+    t = "tensor<4096x96xf32>"
+    body = generic("%r", inputs, t, ["i", "i, j"], f"{index}\n%l = linalg.index 1 : index\n%o = tensor.extract %x[%k, %l] : {t}")
+    text = kernel([("%x", t), *inputs], body, [("%r", t)], [[96, 1]])
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parse(text)
+        accesses = KernelFunction(st.operation(module.body.operations[0])).accesses.items
+        assert [a.gathered for a in accesses if not a.store and len(st.shape(a.value)) == 2] == [gathered]
 
 
 @pytest.mark.parametrize("body,in_turns", [("math.exp", True), ("arith.divf", False), ("arith.addf", False)])
