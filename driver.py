@@ -177,7 +177,7 @@ def compile_graph(
 
 def mark_weights(module: ir.Module, weights: Sequence[int]) -> None:
     """Tell the graph passes which tensor arguments hardly ever change."""
-    from .passes.pack import WEIGHTS
+    from .passes.weights import WEIGHTS
 
     find_main(module).attributes[WEIGHTS] = ir.DenseI64ArrayAttr.get(list(weights), module.context)
 

@@ -18,7 +18,7 @@ from . import structure as st
 from .copies import copy
 from .expand_math import EXPANSIONS
 from .layouts import Layouts
-from .pack import weights_of
+from .weights import weights_of
 
 PASS_NAME = "mlirc-constants"
 SMALL = 1 << 16

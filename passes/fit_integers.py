@@ -22,7 +22,8 @@ from ..dialects import builders
 from ..dialects.mlir import arith, ir
 from . import structure as st
 from .layouts import Layouts
-from .pack import PackShape, weights_of
+from .pack import PackShape
+from .weights import weights_of
 
 PASS_NAME = "mlirc-fit-integers"
 

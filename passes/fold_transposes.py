@@ -35,7 +35,7 @@ from ..dialects import builders
 from ..dialects.mlir import ir
 from . import structure as st
 from .layouts import Layouts
-from .pack import weights_of
+from .weights import weights_of
 
 PASS_NAME = "mlirc-fold-transposes"
 

@@ -23,8 +23,8 @@ from . import structure as st
 from .constants import find_constants, is_function, maker
 from .domain import Invalid, analyse, operand_loops
 from .epilogues import taken_over
-from .pack import weights_of
 from .repetition import much_padding, often_copied, repeats, too_often
+from .weights import weights_of
 
 PASS_NAME = "mlirc-fuse"
 MAX_OPS = 64

@@ -23,9 +23,10 @@ from ..dialects import builders
 from ..dialects.mlir import ir, linalg
 from . import structure as st
 from .layouts import Layouts
-from .pack import PackShape, weights_of
+from .pack import PackShape
 from .strategy.convolutions import gathers_taps
 from .vectorize.access import affine_form
+from .weights import weights_of
 
 PASS_NAME = "mlirc-merge-positions"
 

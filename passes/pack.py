@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from ..dialects import builders
 from ..dialects.mlir import arith, ir
 from . import structure as st
+from .constants import find_constants, maker
 from .copies import pad_behind, reordered
 from .layouts import Layouts
+from .weights import weights_of
 
 PASS_NAME = "mlirc-pack"
-WEIGHTS = "mlirc.weights"
-"""Of the graph's function: the tensor arguments that hardly ever change, so that what is made of them is kept."""
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,15 @@ def pack(function: ir.Operation, shape: PackShape) -> None:
     layouts = Layouts(function)
     packed: Packed = {}
     weights = weights_of(function)
-    for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
+    ops = [st.operation(o) for o in function.regions[0].blocks[0].operations]
+    constant, _ = find_constants(ops, weights)
+    for op in ops:
         if st.kind(op) in ("contraction", "convolution"):
-            _pack(op, shape, layouts, packed, weights)
+            kept = [layouts.of(v).root in weights or maker(v) in constant for v in op.operands[:2]]
+            _pack(op, shape, layouts, packed, kept)
 
 
-def weights_of(function: ir.Operation) -> set[ir.Value]:
-    """The tensor arguments that `mlirc.weights` names; all where it is not there."""
-    arguments = [a for a in function.regions[0].blocks[0].arguments if st.is_tensor(a)]
-    if WEIGHTS not in function.attributes:
-        return set(arguments)
-    return {arguments[i] for i in ir.DenseI64ArrayAttr(function.attributes[WEIGHTS])}
-
-
-def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, weights: set[ir.Value]) -> None:
+def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, kept_once: list[bool]) -> None:
     maps = st.maps(op)
     out = st.map_dims(maps[2])
     sizes = layouts.shapes.of(op.results[0])
@@ -92,7 +87,7 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
     if used[0] == used[1]:
         return
     side = 0 if used[0] else 1
-    weight = layouts.of(op.operands[side]).root in weights
+    weight = kept_once[side]
     few = 0 if weight else FEW
     kept = weight or (_row_count(op, layouts, side) or few) >= few
     at = st.map_dims(maps[side]).index(lane)

@@ -29,6 +29,7 @@ from .overwrite import overwrite
 from .pack import pack
 from .pad_concats import pad_concats
 from .raise_collapses import raise_collapses
+from .read_narrow import read_narrow
 from .select_concats import select_concats
 from .siblings import mark_siblings
 from .sink_reshapes import sink_reshapes
@@ -111,6 +112,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "bucket-updates": lambda graph: bucket_updates(graph.function, graph.target),
     "fit-integers": lambda graph: fit_integers(graph.function, pack_shape(graph.target)),
     "materialize": lambda graph: materialize(graph.function, graph.writes),
+    "read-narrow": lambda graph: read_narrow(graph.function),
     "fill-tiles": lambda graph: fill_tiles(graph.function, pack_shape(graph.target)),
     "pack": lambda graph: pack(graph.function, pack_shape(graph.target)),
     "constants": lambda graph: lay_out_constants(graph.function),

@@ -166,9 +166,10 @@ def word(op: ir.Operation) -> int:
 
 
 def unsigned(op: ir.Operation) -> tuple[bool, bool]:
-    """Whether the operands of a product of integers, which it widens, are unsigned."""
-    uses = [[operation(u.owner).name for u in a.uses] for a in list(op.regions[0].blocks[0].arguments)[:2]]
-    return "arith.extui" in uses[0], "arith.extui" in uses[1]
+    """Whether the operands of a product that are integers, which it widens, are unsigned."""
+    uses = [{operation(u.owner).name for u in a.uses} for a in list(op.regions[0].blocks[0].arguments)[:2]]
+    widens = {"arith.extui", "arith.uitofp"}
+    return bool(uses[0] & widens), bool(uses[1] & widens)
 
 
 @remembered

@@ -18,8 +18,8 @@ from ..dialects import builders
 from ..dialects.mlir import ir, linalg
 from . import structure as st
 from .layouts import Layouts
-from .pack import weights_of
 from .raise_collapses import raise_collapses
+from .weights import weights_of
 
 PASS_NAME = "mlirc-turn-products"
 LEAST = 32

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...dialects.mlir import arith
 from ..dtypes import compute_dtype
 from ..graph_builder import GraphBuilder, T
 from ..registry import lowers
@@ -23,6 +24,14 @@ def mm(b: GraphBuilder, node: Any, x: T, w: T) -> T:
 def int_mm(b: GraphBuilder, node: Any, x: T, w: T) -> T:
     """Sums in i32 of products of bytes."""
     return b.contract(x, w, ("mk", "kn", "mn"), (x.shape[0], w.shape[1]), acc=torch.int32)
+
+
+@lowers(aten._weight_int8pack_mm.default)
+def weight_int8pack_mm(b: GraphBuilder, node: Any, x: T, w: T, scales: T) -> T:
+    """x [m, k] times bytes [n, k], each row of which has a scale; rounded once."""
+    compute = compute_dtype(x.dtype)
+    product = b.contract(x, b.convert(w, x.dtype), ("mk", "nk", "mn"), (x.shape[0], w.shape[0]))
+    return b.pointwise(product.shape, [product, scales], compute, compute, x.dtype, lambda u, v: arith.mulf(u, v))
 
 
 @lowers(aten.bmm.default)

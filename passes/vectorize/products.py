@@ -321,4 +321,6 @@ def _widen(v: ir.Value, element: ir.Type, unsigned: bool) -> ir.Value:
     kind = ir.VectorType.get(list(v.type.shape), element) if isinstance(v.type, ir.VectorType) else element
     if isinstance(element, ir.IntegerType):
         return (arith.extui if unsigned else arith.extsi)(kind, v)
+    if isinstance(have, ir.IntegerType):
+        return (arith.uitofp if unsigned else arith.sitofp)(kind, v)
     return arith.extf(kind, v)

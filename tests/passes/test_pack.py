@@ -48,6 +48,16 @@ def test_a_weight_is_packed_for_one_row_too():
         check(text.replace("array<i64: 1>", "array<i64>"), lambda f: pack(f, PAIRS), "CHECK-NOT: mlirc.pack")
 
 
+def test_what_is_made_of_weights_alone_is_packed_for_one_row_too():
+    """It is made once, whatever it takes; with another argument in it, in every call."""
+    x, w, y = "tensor<1x20xf32>", "tensor<70x20xf32>", "tensor<1x70xf32>"
+    body = generic("%v", [("%w", w)], w, body="%v = arith.addf %a0, %a0 : f32\n%o = arith.mulf %v, %v : f32")
+    body += generic("%y", [("%x", x), ("%v", w)], y, ROWS_BY_ROWS, PRODUCT, "ppr", "ijk", "0.0", "contraction")
+    text = function([("%x", x), ("%w", w)], body, [("%y", y)])
+    for weights, expected in (("array<i64: 1>", "CHECK: -> tensor<3x20x32xf32>"), ("array<i64: 0>", "CHECK-NOT: mlirc.pack")):
+        check(text.replace(f"-> ({y}) {{", f"-> ({y}) attributes {{mlirc.weights = {weights}}} {{", 1), lambda f: pack(f, PackShape(32)), expected)
+
+
 def test_rows_are_copied_where_they_are_not_contiguous_along_the_reduction():
     check(product("tensor<64x50xbf16>", "tensor<64x70xbf16>", "tensor<50x70xf32>", COLUMNS_BY_COLUMNS), lambda f: pack(f, PAIRS), """
         CHECK: %[[ROWS:.*]] = linalg.generic {{.*}}ins(%arg0 : tensor<64x50xbf16>) outs(%{{.*}} : tensor<50x64xbf16>)
