@@ -5,7 +5,8 @@
     %b = generic %c + %bias : tensor<16x16x32xf32>                 %c = collapse_shape %b : tensor<16x16x32xf32>
 
 That is what a transposed convolution makes whose kernels do not overlap. Loops that merge would keep its bias and activation
-out of its kernel. An op is rewritten where its other operands are merged in the same way or have no merged dim.
+out of its kernel; so would those of a product whose transposed result is merged (`turn_products`). An op is rewritten where its
+other operands are merged in the same way or have no merged dim.
 """
 
 from __future__ import annotations
