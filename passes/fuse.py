@@ -30,9 +30,10 @@ from .weights import weights_of
 PASS_NAME = "mlirc-fuse"
 MAX_OPS = 64
 
-TRANSPOSED = 1 << 12
-"""Elements that are worth a kernel which transposes them in registers: the batch norm of 4 x 64 x 64 x 64 bf16 that also stores planes
-takes 2.37 ms, and 0.22 with such a kernel of 0.18 behind it."""
+LONG_REDUCTION = 1 << 12
+"""Elements of a result from which on no rows are staged (`strategy.stage`), so that storing them in another order as well would go
+element by element: the batch norm of 4 x 64 x 64 x 64 bf16 that also stores planes takes 2.37 ms, and 0.22 with a kernel of 0.18
+behind it."""
 
 INDEX_OPS = 32
 """A binary search takes 13 for each step: 31 ns for each update of a scatter, 5 in lanes."""
@@ -266,7 +267,7 @@ class _Fusion:
             alone = all(st.kind(op) == "elementwise" for op in self.groups[other])
             if alone and repeats(consumer, value) and any(map(is_function, self._made_anew(value, other))):
                 return "would be computed for every row"
-            if kind == "elementwise" and _copies_transposed(consumer, value) and any(st.kind(op) == "reduction" for op in self.groups[other]):
+            if kind == "elementwise" and _copies_transposed(consumer, value) and any(map(_reduces_much, self.groups[other])):
                 return "would be stored across the lanes of a reduction"
             if often_copied(consumer, value, loops) and any(st.kind(op) == "pad" for op in self._made_anew(value, other)):
                 return "padding would be looked for in every copy"
@@ -308,10 +309,18 @@ class _Fusion:
         return out
 
 
+def _reduces_much(op: ir.Operation) -> bool:
+    """Whether each result is reduced from very many elements."""
+    if st.kind(op) != "reduction":
+        return False
+    loops = dict(pair for v, places in operand_loops(op) for pair in zip(places, st.shape(v)))
+    sizes = [loops.get(d, -1) for d, kind in enumerate(st.iterators(op)) if kind == "reduction"]
+    return min(sizes, default=-1) >= 0 and math.prod(sizes) >= LONG_REDUCTION
+
+
 def _copies_transposed(consumer: ir.Operation, value: ir.Value) -> bool:
-    """Whether an op only stores many elements of a value in another order, in which other ones are next to one another."""
-    sizes = st.shape(consumer.results[0])
-    if len(st.body_ops(consumer)) > 1 or min(sizes, default=0) >= 0 and math.prod(sizes) < TRANSPOSED:
+    """Whether an op only stores a value in another order, in which other elements are next to one another."""
+    if len(st.body_ops(consumer)) > 1:
         return False
     op = st.owner(value)
     while op is not None and st.kind(op) == "view":
