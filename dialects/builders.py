@@ -102,6 +102,19 @@ def generic(
     return list(op.results)
 
 
+def contraction(body: ir.Block, operands: Sequence[ir.Value], init: ir.Value, maps: Sequence[str], loops: str) -> ir.Value:
+    """A product with the body of another one, which loses it. `maps` has a letter of `loops` for each dim of the operands and of the result.
+
+    What is reduced are the loops that the result has not.
+    """
+    attributes = [ir.AffineMapAttr.get(projection(len(loops), [loops.index(x) for x in m])) for m in maps]
+    iterators = iterator_types("".join("p" if x in maps[-1] else "r" for x in loops))
+    op = linalg.GenericOp([init.type], list(operands), [init], ir.ArrayAttr.get(attributes), iterators)
+    op.operation.attributes["mlirc.kind"] = ir.StringAttr.get("contraction")
+    body.append_to(op.regions[0])
+    return op.results[0]
+
+
 def identity(rank: int) -> ir.AffineMap:
     return ir.AffineMap.get_identity(rank)
 

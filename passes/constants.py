@@ -56,7 +56,7 @@ def find_constants(ops: list[ir.Operation], weights: set[ir.Value]) -> tuple[set
             continue
         reads = st.tensors_read(op)
         makers = [maker(v) for v in reads]
-        if not reads or any(m not in constant if m is not None else root(v) not in weights for v, m in zip(reads, makers)):
+        if not reads or any(m not in constant if m is not None else st.root(v) not in weights for v, m in zip(reads, makers)):
             continue
         constant.add(op)
         sizes = st.shape(op.results[0])
@@ -78,12 +78,7 @@ def is_function(op: ir.Operation) -> bool:
 
 def _transposed(value: ir.Value) -> bool:
     """Whether a value is a view that changes the order of what it shows."""
-    op = st.owner(value)
-    while op is not None and st.kind(op) == "view":
-        if op.name == "linalg.transpose":
-            return True
-        op = st.owner(op.operands[0])
-    return False
+    return any(view.name == "linalg.transpose" for view in st.views(value))
 
 
 def _after(op: ir.Operation) -> ir.Operation:
@@ -92,15 +87,6 @@ def _after(op: ir.Operation) -> ir.Operation:
     return block[block.index(st.operation(op)) + 1]
 
 
-def root(value: ir.Value) -> ir.Value:
-    """What a value is a view of."""
-    op = st.owner(value)
-    while op is not None and st.kind(op) == "view":
-        value = op.operands[0]
-        op = st.owner(value)
-    return value
-
-
 def maker(value: ir.Value) -> ir.Operation | None:
     """The op that made a value, looking through views; None for arguments."""
-    return st.owner(root(value))
+    return st.owner(st.root(value))

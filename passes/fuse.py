@@ -320,14 +320,8 @@ def _reduces_much(op: ir.Operation) -> bool:
 
 def _copies_transposed(consumer: ir.Operation, value: ir.Value) -> bool:
     """Whether an op only stores a value in another order, in which other elements are next to one another."""
-    if len(st.body_ops(consumer)) > 1:
-        return False
-    op = st.owner(value)
-    while op is not None and st.kind(op) == "view":
-        if op.name == "linalg.transpose" and (order := st.integers(op.attributes["permutation"]))[-1] != len(order) - 1:
-            return True
-        op = st.owner(op.operands[0])
-    return False
+    orders = [st.integers(view.attributes["permutation"]) for view in st.views(value) if view.name == "linalg.transpose"]
+    return len(st.body_ops(consumer)) == 1 and any(order[-1] != len(order) - 1 for order in orders)
 
 
 def with_views(ops: list[ir.Operation]) -> tuple[list[ir.Operation], list[ir.Value]]:

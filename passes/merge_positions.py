@@ -86,11 +86,8 @@ def _is_kept(op: ir.Operation, weights: set[ir.Value]) -> bool:
     """Whether the weight, without groups, is one that is kept, and the result channels-last."""
     image, weight, out = st.maps(op)
     stored, used, iterators = st.map_dims(out), st.map_dims(weight), st.iterators(op)
-    root = op.operands[1]
-    while (view := st.owner(root)) is not None and st.kind(view) == "view":
-        root = view.operands[0]
     width, sizes = st.shape(op.results[0])[-2], st.shape(op.operands[1])
-    if root not in weights or None in used or min(width, *sizes) < 0:
+    if st.root(op.operands[1]) not in weights or None in used or min(width, *sizes) < 0:
         return False
     reductions = [d for d, kind in enumerate(iterators) if kind == "reduction"]
     return (
@@ -143,15 +140,9 @@ def _merge(op: ir.Operation, rows: ir.Value, outer: int, taps: list[int], layout
         flat = builders.transpose(flat, order, [size[d] for d in order])
     flat = _collapsed(flat, [list(range(len(order) - 1)), [len(order) - 1]], layouts)
     loops = "npoc"[1 - outer :]
-    maps = [builders.projection(len(loops), [loops.index(x) for x in m if x in loops]) for m in ("npc", "co", "npo")]
-    kinds = ["parallel"] * (len(loops) - 1) + ["reduction"]
-    new = linalg.GenericOp(
-        [y.type], [rows, flat], [y], ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
-        ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{kind}>") for kind in kinds]),
-    )  # fmt: skip
-    new.operation.attributes["mlirc.kind"] = ir.StringAttr.get("contraction")
-    op.regions[0].blocks[0].append_to(new.regions[0])
-    result = builders.expand(new.results[0], [*positions, [rank - 1]], layouts.values(op.results[0]))
+    maps = ["".join(x for x in m if x in loops) for m in ("npc", "co", "npo")]
+    product = builders.contraction(op.regions[0].blocks[0], [rows, flat], y, maps, loops)
+    result = builders.expand(product, [*positions, [rank - 1]], layouts.values(op.results[0]))
     op.results[0].replace_all_uses_with(result)
     op.erase()
 

@@ -89,7 +89,7 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
     side = 0 if used[0] else 1
     weight = kept_once[side]
     few = 0 if weight else FEW
-    kept = weight or (_row_count(op, layouts, side) or few) >= few
+    kept = weight or (row_count(op, layouts, side) or few) >= few
     at = st.map_dims(maps[side]).index(lane)
     if shape.word(op) > 1 and (kept or layouts.of(op.operands[side]).strides[at] != 1):
         _rows_for_words(op, side, layouts, few, packed)
@@ -155,7 +155,7 @@ def _few_rows(op: ir.Operation, layouts: Layouts, side: int, few: int) -> bool:
     Then both operands have to be contiguous along it, as a weight [n, k] is.
     """
     maps = [st.map_dims(m) for m in st.maps(op)]
-    rows = _row_count(op, layouts, side)
+    rows = row_count(op, layouts, side)
     if rows is None or rows >= few or None in maps[0] or None in maps[1]:
         return False
     steps = [dict(zip(maps[i], layouts.of(op.operands[i]).strides)) for i in (0, 1)]
@@ -163,7 +163,7 @@ def _few_rows(op: ir.Operation, layouts: Layouts, side: int, few: int) -> bool:
     return any(iterators[d] == "reduction" and steps[1].get(d) == 1 for d, n in steps[0].items() if n == 1)
 
 
-def _row_count(op: ir.Operation, layouts: Layouts, side: int) -> int | None:
+def row_count(op: ir.Operation, layouts: Layouts, side: int) -> int | None:
     """How many rows each vector of operand `side` serves; None where that is not known."""
     maps = [st.map_dims(m) for m in st.maps(op)]
     rows = 1

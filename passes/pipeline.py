@@ -89,6 +89,11 @@ def _integer_products(graph: Graph) -> None:
         graph.clean()
 
 
+def _turn_products(graph: Graph) -> None:
+    if turn_products(graph.function):
+        raise_collapses(graph.function)
+
+
 def _outline(graph: Graph) -> None:
     graph.kernels = outline(graph.function, graph.writes)
 
@@ -100,7 +105,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "integer-products": _integer_products,
     "integer-maxima": lambda graph: integer_maxima(graph.function),
     "merge-positions": lambda graph: merge_positions(graph.function, pack_shape(graph.target)),
-    "turn-products": lambda graph: turn_products(graph.function),
+    "turn-products": _turn_products,
     "fold-transposes": _cleaned(fold_transposes),
     "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),
     "raise-collapses": _cleaned(raise_collapses, fold_transposes),

@@ -14,7 +14,7 @@ from ..dialects import builders
 from ..dialects.mlir import arith, ir
 from . import structure as st
 from .layouts import Layouts
-from .pack import FEW
+from .pack import FEW, row_count
 from .weights import weights_of
 
 PASS_NAME = "mlirc-read-narrow"
@@ -24,16 +24,13 @@ _TO_FLOAT = {"arith.sitofp": arith.sitofp, "arith.uitofp": arith.uitofp}
 
 def read_narrow(function: ir.Operation) -> None:
     """Rewrite the products of a function's block with fewer than `FEW` rows."""
-    weights: set[ir.Value] | None = None
-    layouts = Layouts(function)
+    weights, layouts = weights_of(function), Layouts(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if st.kind(op) == "contraction" and str(builders.element_type(op.results[0])) == "f32":
             for side in (0, 1):
                 cast = _cast(op.operands[side])
-                if cast is not None and _is_read_by_few(op, side):
-                    weights = weights_of(function) if weights is None else weights
-                    if layouts.of(cast.operands[0]).root in weights:
-                        _read(op, side, cast)
+                if cast is not None and st.root(cast.operands[0]) in weights and _is_read_by_few(op, side, layouts):
+                    _read(op, side, cast)
 
 
 def _cast(value: ir.Value) -> ir.Operation | None:
@@ -49,18 +46,13 @@ def _cast(value: ir.Value) -> ir.Operation | None:
     return op if len(names) == 2 and names[0] in _TO_FLOAT and names[1] == "linalg.yield" else None
 
 
-def _is_read_by_few(op: ir.Operation, side: int) -> bool:
-    """Whether an operand has the last dim of the result, and few rows read it, of which it has no dim."""
+def _is_read_by_few(op: ir.Operation, side: int, layouts: Layouts) -> bool:
+    """Whether an operand has the last dim of the result, and few rows, which are known, read it."""
     *maps, out = [st.map_dims(m) for m in st.maps(op)]
-    sizes = st.shape(op.results[0])
-    columns = [d for d, n in zip(out, sizes) if n != 1]
+    columns = [d for d, n in zip(out, st.shape(op.results[0])) if n != 1]
     if not columns or columns[-1] not in maps[side] or columns[-1] in maps[1 - side]:
         return False
-    rows = [n for d, n in zip(out, sizes) if d not in maps[side]]
-    count = 1
-    for n in rows:
-        count *= n
-    return min(rows, default=1) >= 0 and 0 < count < FEW
+    return (row_count(op, layouts, side) or FEW) < FEW
 
 
 def _read(op: ir.Operation, side: int, cast: ir.Operation) -> None:

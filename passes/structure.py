@@ -172,6 +172,20 @@ def unsigned(op: ir.Operation) -> tuple[bool, bool]:
     return bool(uses[0] & widens), bool(uses[1] & widens)
 
 
+def views(value: ir.Value) -> Iterator[ir.Operation]:
+    """The views that a value is seen through, the last one first."""
+    while (op := owner(value)) is not None and kind(op) == "view":
+        yield op
+        value = op.operands[0]
+
+
+def root(value: ir.Value) -> ir.Value:
+    """What a value is a view of."""
+    for view in views(value):
+        value = view.operands[0]
+    return value
+
+
 @remembered
 def captured(op: ir.Operation) -> list[ir.Value]:
     """Values from outside that the regions of an op use."""

@@ -18,7 +18,6 @@ from ..dialects import builders
 from ..dialects.mlir import ir, linalg
 from . import structure as st
 from .layouts import Layouts
-from .raise_collapses import raise_collapses
 from .weights import weights_of
 
 PASS_NAME = "mlirc-turn-products"
@@ -26,31 +25,24 @@ LEAST = 32
 """Channels from which on they fill the lanes of a register tile."""
 
 
-def turn_products(function: ir.Operation) -> None:
-    """Rewrite the products of a function's block, in program order."""
-    turned = False
+def turn_products(function: ir.Operation) -> bool:
+    """Rewrite the products of a function's block, in program order; whether there was one."""
+    weights, turned = weights_of(function), False
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
-        if _is_linear(op, function) and _is_transposed(_rows(op)) and _is_turned_back(op.results[0], function):
+        if _is_linear(op, weights) and _is_transposed(_rows(op)) and _is_turned_back(op.results[0], weights):
             with ir.InsertionPoint(op), op.location:
                 _turn(op, Layouts(function))
             turned = True
-    if turned:
-        raise_collapses(function)
+    return turned
 
 
-def _is_linear(op: ir.Operation, function: ir.Operation) -> bool:
+def _is_linear(op: ir.Operation, weights: set[ir.Value]) -> bool:
     """Whether it multiplies rows [m, k] with a weight, [n, k] or [k, n]."""
     if st.kind(op) != "contraction" or [len(m.results) for m in st.maps(op)] != [2, 2, 2]:
         return False
     rows, weight, out = (st.map_dims(m) for m in st.maps(op))
     plain = None not in (*rows, *weight, *out) and out[0] == rows[0] and set(weight) == {out[1], rows[1]}
-    return plain and builders.element_type(op.operands[0]) == builders.element_type(op.operands[1]) and _root(op.operands[1]) in weights_of(function)
-
-
-def _root(value: ir.Value) -> ir.Value:
-    while (view := st.owner(value)) is not None and st.kind(view) == "view":
-        value = view.operands[0]
-    return value
+    return plain and builders.element_type(op.operands[0]) == builders.element_type(op.operands[1]) and st.root(op.operands[1]) in weights
 
 
 def _rows(op: ir.Operation) -> ir.Value:
@@ -83,31 +75,31 @@ def _swaps_last(transpose: ir.Operation) -> bool:
     return order == [*range(n - 2), n - 1, n - 2]
 
 
-def _is_turned_back(value: ir.Value, function: ir.Operation) -> bool:
+def _is_turned_back(value: ir.Value, weights: set[ir.Value]) -> bool:
     """Whether all that is made of a result, [(b c), n], is transposed again: at once, behind elementwise ops and slices, or such products."""
     users = [st.operation(use.owner) for use in value.uses]
-    return bool(users) and all(_turns_back(op, value, function) for op in users)
+    return bool(users) and all(_turns_back(op, value, weights) for op in users)
 
 
-def _turns_back(op: ir.Operation, value: ir.Value, function: ir.Operation) -> bool:
+def _turns_back(op: ir.Operation, value: ir.Value, weights: set[ir.Value]) -> bool:
     if op.name == "linalg.transpose":
         return _swaps_last(op)
     if op.name in ("tensor.collapse_shape", "tensor.expand_shape"):
-        return st.reassociation(op) == [[0, 1], [2]] and _is_turned_back(op.results[0], function)
+        return st.reassociation(op) == [[0, 1], [2]] and _is_turned_back(op.results[0], weights)
     if op.name == "tensor.extract_slice":
-        return len(st.shape(op.results[0])) == len(st.shape(value)) and _is_turned_back(op.results[0], function)
-    if _is_linear(op, function):
-        return op.operands[0] == value and _is_turned_back(op.results[0], function)
+        return len(st.shape(op.results[0])) == len(st.shape(value)) and _is_turned_back(op.results[0], weights)
+    if _is_linear(op, weights):
+        return op.operands[0] == value and _is_turned_back(op.results[0], weights)
     if st.kind(op) != "elementwise" or len(op.results) != 1 or st.uses_index(op):
         return False
     maps = [st.map_dims(m) for m in st.maps(op)]
     read = maps[list(op.operands).index(value)]
-    return read == maps[-1] == list(range(len(read))) and _is_turned_back(op.results[0], function)
+    return read == maps[-1] == list(range(len(read))) and _is_turned_back(op.results[0], weights)
 
 
 def _turn(op: ir.Operation, layouts: Layouts) -> None:
     """Replace a product by the turned one; its result is a view of that one's."""
-    rows, (weight, _) = _rows(op), op.operands[1:]
+    rows, weight = _rows(op), op.operands[1]
     sizes = layouts.values(rows)
     *batch, c, k = sizes
     n = layouts.values(op.results[0])[-1]
@@ -116,21 +108,13 @@ def _turn(op: ir.Operation, layouts: Layouts) -> None:
     assert zero is not None and zero.name == "linalg.fill"
     init = linalg.fill(zero.operands[0], outs=[builders.empty([*batch, n, c], builders.element_type(op.results[0]))])
     x = builders.transpose(rows, swapped, [*batch, k, c])
-    loops = "bnck" if batch else "nck"
-    flat = st.map_dims(st.maps(op)[1])
-    dims = {st.map_dims(st.maps(op)[2])[1]: "n", st.map_dims(st.maps(op)[0])[1]: "k"}
     lead = "b" * len(batch)
-    maps = [f"{lead}kc", "".join(dims[d] for d in flat), f"{lead}nc"]
+    places = [st.map_dims(m) for m in st.maps(op)]
+    letters = {places[2][1]: "n", places[0][1]: "k"}
     # The weight has the rows: it is the first operand.
-    order = [1, 0, 2]
-    new = linalg.GenericOp(
-        [init.type], [weight, x], [init],
-        ir.ArrayAttr.get([ir.AffineMapAttr.get(builders.projection(len(loops), [loops.index(d) for d in maps[i]])) for i in order]),
-        ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{'reduction' if d == 'k' else 'parallel'}>") for d in loops]),
-    )  # fmt: skip
-    new.operation.attributes["mlirc.kind"] = ir.StringAttr.get("contraction")
-    op.regions[0].blocks[0].append_to(new.regions[0])
-    result = builders.transpose(new.results[0], swapped, [*batch, c, n])
+    maps = ["".join(letters[d] for d in places[1]), f"{lead}kc", f"{lead}nc"]
+    y = builders.contraction(op.regions[0].blocks[0], [weight, x], init, maps, f"{lead}nck")
+    result = builders.transpose(y, swapped, [*batch, c, n])
     if batch:
         result = builders.collapse(result, [[0, 1], [2]], layouts.values(op.results[0]))
     op.results[0].replace_all_uses_with(result)

@@ -34,12 +34,10 @@ def exp(x: Num) -> Num:
 
 def _exp2(x: Num, factor: float) -> tuple[Num, Num]:
     """(p, s) with 2^(x factor) = p s, for -190 < x factor <= 0: s is normal where the product is not."""
-    magic = x.format.magic + x.format.bias + _SPARE
-    t = fma(x, factor, magic)
-    r = fma(x, factor, -(t - magic))
+    k, scale = split(x, factor, _SPARE)
+    r = fma(x, factor, -k)
     one = 2.0**-_SPARE
-    p = fma(r, polynomial(r, [c * one for c in _EXP2_HALF]), one)
-    return p, (t.bits() << x.format.mantissa).as_float()
+    return fma(r, polynomial(r, [c * one for c in _EXP2_HALF]), one), scale
 
 
 def gelu(x: Num) -> Num:

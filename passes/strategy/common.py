@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..constants import is_function
+
 if TYPE_CHECKING:
     from ...lowering.target import Target
     from ..vectorize.kernel import KernelFunction
@@ -19,6 +21,11 @@ def lanes(kernel: KernelFunction, target: Target) -> int:
     """Lanes of 32 bits; of 64 where the kernel computes in f64."""
     wide = any("f64" in str(v.type) for op in kernel.ops for v in (*op.operands, *op.results))
     return max(target.vector_bits // (64 if wide else 32), 4)
+
+
+def has_functions(kernel: KernelFunction) -> bool:
+    """Whether an element takes a chain of tens of instructions somewhere."""
+    return any(op.name == "linalg.generic" and is_function(op) for op in kernel.domain.loops)
 
 
 def known(size: object) -> int:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
-from ..constants import is_function
 from . import blocks, tiles, traffic
-from .common import PACKED_COLUMNS, WORK_PER_THREAD, known, lanes
+from .common import PACKED_COLUMNS, WORK_PER_THREAD, has_functions, known, lanes
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -234,12 +233,12 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> 
     called = looped and ops >= CALLED_EPILOGUE and not s.tiles
     if called:
         s.why["called_epilogue"] = f"from {CALLED_EPILOGUE} ops on, LLVM may give its constants the registers of the sums, in the innermost loop"
-    functions = any(op.name == "linalg.generic" and is_function(op) for op in kernel.domain.loops)
-    together = EPILOGUE_ROWS if looped and not turned and (called or functions) else 1
+    together = EPILOGUE_ROWS if looped and not turned and (called or has_functions(kernel)) else 1
     if together > 1:
         s.why["epilogue_rows"] = "chains that one row has too few of"
-    s = replace(s, looped_epilogue=looped, called_epilogue=called, epilogue_rows=together)
-    return replace(s, turned=turned, overlapped=not apart, row_tiles=row_tiles)
+    return replace(
+        s, turned=turned, overlapped=not apart, row_tiles=row_tiles, looped_epilogue=looped, called_epilogue=called, epilogue_rows=together
+    )  # fmt: skip
 
 
 def _with_grain(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> ContractionStrategy:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
-from ..constants import is_function
-from .common import grain, why_grain, why_lanes
+from .common import grain, has_functions, why_grain, why_lanes
 from .keep import kept
 from .split import split
 from .stage import staged, staged_along
@@ -86,11 +85,11 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
         why.update(why_grain(shared.work), split=f"few results of {w.size(shared.along)} elements and more")
         return plan
     plan.staged = staged_along(w)
-    if plan.unroll > 1 and any(op.name == "linalg.generic" and is_function(op) for op in kernel.domain.loops):
-        plan.in_turns, why["in_turns"] = True, "long chains, which the vectors of an iteration have each for itself"
     if w.lane is not None and w.interleaved is None and transposed is None and (of := _half_width(w, w.lane, plan.staged)):
         plan.lanes, plan.unroll = 2 * w.lanes, max(1, unroll // 2)
         why["lanes"] += of
+    if plan.unroll > 1 and has_functions(kernel):
+        plan.in_turns, why["in_turns"] = True, "long chains, which the vectors of an iteration have each for itself"
     plan.keep = kept(w, plan.lanes)
     if plan.keep:
         why["keep"] = "dear to compute, and wanted again in a later walk over the row"

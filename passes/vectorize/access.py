@@ -168,7 +168,7 @@ class _Walker:
         self.domain = domain
         self.strides = strides
         self.accesses = Accesses()
-        self.seen: set[tuple[ir.Value, str]] = set()
+        self.seen: set[tuple[ir.Value, str, frozenset[int]]] = set()
 
     def loop_forms(self, op: ir.Operation) -> list[Form]:
         return [{} if c is None else {c: 1} for c in self.domain.loops[op]]
@@ -227,7 +227,7 @@ class _Walker:
         self.accesses.numbered.update(form or {})
 
     def value(self, v: ir.Value, dims: list[Form], reader: ir.Operation, gathered: frozenset[int] = frozenset()) -> None:
-        key = (v, repr(dims))
+        key = (v, repr(dims), gathered)
         if key in self.seen:
             return
         self.seen.add(key)

@@ -169,8 +169,7 @@ class Contraction(Products):
     def _epilogue_loop(self, begin: Number, end: Number, step: int, body: Callable[[Number, Values], Values]) -> None:
         """A loop over rows in the scratch: chains take turns, and it may be a function."""
         loop(self.e, begin, end, step, [], body, interleave=True)
-        ops = list(ir.InsertionPoint.current.block.operations)
-        if self.s.called_epilogue and ops and INTERLEAVE in ops[-1].attributes:
+        if self.s.called_epilogue and (ops := list(ir.InsertionPoint.current.block.operations)) and INTERLEAVE in ops[-1].attributes:
             outline_loop(st.operation(ops[-1]))
 
     def _lanes(self, first: Number, row_block: Number) -> None:

@@ -84,6 +84,12 @@ def function(arguments: Sequence[tuple[str, str]], body: str, results: Sequence[
     return f"func.func @main({args}) -> ({kinds}) {{\n{body}return {values} : {kinds}\n}}\n"
 
 
+def with_weights(text: str, *arguments: int) -> str:
+    """The function with these for weights, and no other argument."""
+    numbers = f": {', '.join(map(str, arguments))}" if arguments else ""
+    return text.replace(") {\n", f") attributes {{mlirc.weights = array<i64{numbers}>}} {{\n", 1)
+
+
 def transformed(text: str, run: Callable[[ir.Operation], Any], clean: bool = False) -> str:
     """The text of the module after `run(main)`; verified, and canonicalised if asked for."""
     with ir.Context() as context, ir.Location.unknown():

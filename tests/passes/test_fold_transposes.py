@@ -8,15 +8,10 @@ import torch.nn.functional as F
 
 from mlirc.passes.fold_transposes import fold_transposes
 from mlirc.tests.frontend.compare import compare
-from mlirc.tests.passes.graph_text import check, function, generic, matmul
+from mlirc.tests.passes.graph_text import check, function, generic, matmul, with_weights
 
 T = "tensor<4x8xf32>"
 S = "tensor<8x4xf32>"
-
-
-def without_weights(text: str) -> str:
-    """The function, of which no argument stays the same from call to call."""
-    return text.replace(") {\n", ") attributes {mlirc.weights = array<i64>} {\n", 1)
 
 
 def transpose(name, x, source, result, order):
@@ -353,7 +348,7 @@ def test_dims_of_one_come_and_go():
     computed = function([("%x", T)], generic("%y", [("%x", T)], T) + body.replace("ins(%x", "ins(%y"), [("%s", "tensor<1x8x4xf32>")])
     check(computed, fold_transposes, "CHECK: linalg.transpose\nCHECK: tensor.expand_shape", clean=True)
     check(
-        without_weights(computed),
+        with_weights(computed),
         fold_transposes,
         "CHECK: math.exp\nCHECK: tensor.expand_shape {{.*}} into tensor<4x1x8xf32>\nCHECK: linalg.transpose {{.*}} permutation = [1, 2, 0]",
         clean=True,
@@ -367,7 +362,7 @@ def test_slices_keep_the_layout_of_what_they_are_of():
     computed = function([("%x", nhwc)], generic("%y", [("%x", nhwc)], nhwc) + body, [("%s", part)])
     check(computed, fold_transposes, "CHECK: linalg.transpose\nCHECK: tensor.extract_slice", clean=True)
     check(
-        without_weights(computed),
+        with_weights(computed),
         fold_transposes,
         """
         CHECK: %[[S:.*]] = tensor.extract_slice %{{.*}}[0, 0, 1, 2] [1, 5, 3, 3] [1, 1, 2, 1]

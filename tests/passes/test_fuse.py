@@ -24,7 +24,7 @@ def run(main):
 
 
 def groups(text: str) -> dict[str, int]:
-    """Group of each generic by the name of the op in its body."""
+    """Group of each generic by the names of the ops in its body, and of each op without one by its own."""
     found: dict[str, int] = {}
 
     def look(main):
@@ -32,7 +32,7 @@ def groups(text: str) -> dict[str, int]:
         for o in main.regions[0].blocks[0].operations:
             op = st.operation(o)
             if "mlirc.group" in op.attributes:
-                names = [st.operation(i).name for i in op.regions[0].blocks[0].operations]
+                names = [i.name for i in st.body_ops(op)] if len(op.regions) else [op.name]
                 found["+".join(n for n in names if n != "linalg.yield") or "copy"] = ir.IntegerAttr(op.attributes["mlirc.group"]).value
 
     transformed(text, look)
@@ -296,19 +296,9 @@ def test_places_that_are_long_to_compute_are_not_computed_update_by_update(steps
         '%r = "mlirc.scatter"(%y, %u, %p) {combine = "arith.addf", index_map = affine_map<(d0, d1) -> (d0)>, target = array<i64: -1, 1>, '
         f"operandSegmentSizes = array<i32: 1, 1, 1>}} : ({out}, {updates}, {places}) -> {out}\n"
     )
-    found: dict[str, int] = {}
-
-    def look(main):
-        run(main)
-        for o in main.regions[0].blocks[0].operations:
-            op = st.operation(o)
-            if "mlirc.group" in op.attributes:
-                found[st.operation(op).results[0].type.__str__() + op.name] = ir.IntegerAttr(op.attributes["mlirc.group"]).value
-
-    transformed(function([("%i", places), ("%x", updates), ("%y", out)], body, [("%r", out)]), look)
-    scatter = found[out + "mlirc.scatter"]
-    assert found[updates + "linalg.generic"] == scatter
-    assert (found[places + "linalg.generic"] == scatter) == fused
+    found = groups(function([("%i", places), ("%x", updates), ("%y", out)], body, [("%r", out)]))
+    of_places = next(group for name, group in found.items() if "arith.muli" in name)
+    assert found["math.exp"] == found["mlirc.scatter"] and (of_places == found["mlirc.scatter"]) == fused
 
 
 @pytest.mark.parametrize("n,fused", [(256, True), (5000, False)])

@@ -8,7 +8,7 @@ import torch
 from mlirc.passes.merge_positions import merge_positions
 from mlirc.passes.pack import PackShape
 from mlirc.tests.frontend.compare import compare
-from mlirc.tests.passes.graph_text import check, function, generic
+from mlirc.tests.passes.graph_text import check, function, generic, with_weights
 from mlirc.tests.passes.test_fill_tiles import convolution
 
 PRODUCT = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\n%m = arith.mulf %u, %v : f32\n%o = arith.addf %a2, %m : f32"
@@ -47,11 +47,6 @@ def test_narrow_images():
     """, clean=True)  # fmt: skip
 
 
-def without_weights(text: str) -> str:
-    """The function, of which no argument stays the same from call to call."""
-    return text.replace("xf32>) {", "xf32>) attributes {mlirc.weights = array<i64>} {", 1)
-
-
 def planes(size: int, step: int) -> str:
     """Windows of an image of three planes, read as a channels-last one."""
     places = (20 - size) // step + 1
@@ -72,7 +67,7 @@ def test_patches_of_planes():
         CHECK: %[[W:.*]] = tensor.collapse_shape {{.*}} into tensor<48x64xbf16>
         CHECK: linalg.generic {{.*}}ins(%[[X]], %[[W]] {{.*}}mlirc.kind = "contraction"
     """, clean=True)  # fmt: skip
-    for text in (planes(4, 3), without_weights(planes(4, 4)), convolution(24, 4, stride=4)):
+    for text in (planes(4, 3), with_weights(planes(4, 4)), convolution(24, 4, stride=4)):
         check(text, lambda f: merge_positions(f, REGISTERS), "CHECK-NOT: collapse_shape\nCHECK: mlirc.kind = \"convolution\"")
 
 
@@ -104,7 +99,7 @@ DEPTHWISE = function(
 
 @pytest.mark.parametrize(
     "text",
-    [convolution(24, 3), convolution(24, 1, stride=2), convolution(24, 2, stride=3, kind="f32"), without_weights(convolution(24, 2, stride=3)), DEPTHWISE],
+    [convolution(24, 3), convolution(24, 1, stride=2), convolution(24, 2, stride=3, kind="f32"), with_weights(convolution(24, 2, stride=3)), DEPTHWISE],
     ids=["wide", "strided", "f32", "no weight", "depthwise"],
 )
 def test_others_stay_as_they_are(text):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mlirc.passes.pack import PackShape, pack
-from mlirc.tests.passes.graph_text import check, function, generic
+from mlirc.tests.passes.graph_text import check, function, generic, with_weights
 from mlirc.tests.passes.test_fill_tiles import convolution
 
 PRODUCT = "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32"
@@ -11,12 +13,12 @@ WIDENED = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\
 PAIRS = PackShape(32, frozenset({"bf16"}), 16)
 
 
-def product(x: str, w: str, y: str, maps: list[str], weights: str = "1") -> str:
+def product(x: str, w: str, y: str, maps: list[str], weights: Sequence[int] = (1,)) -> str:
     """A contraction of %x and %w; `weights` are the arguments whose copies are kept."""
     body = WIDENED if "bf16" in x else PRODUCT
     op = generic("%y", [("%x", x), ("%w", w)], y, maps, body, "ppr", "ijk", "0.0", "contraction")
     text = function([("%x", x), ("%w", w)], op, [("%y", y)])
-    return text.replace(f"-> ({y}) {{", f"-> ({y}) attributes {{mlirc.weights = array<i64{': ' + weights if weights else ''}>}} {{", 1)
+    return with_weights(text, *weights)
 
 
 ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = ["i, k", "j, k", "i, j"], ["i, k", "k, j", "i, j"], ["k, i", "k, j", "i, j"]
@@ -54,8 +56,8 @@ def test_what_is_made_of_weights_alone_is_packed_for_one_row_too():
     body = generic("%v", [("%w", w)], w, body="%v = arith.addf %a0, %a0 : f32\n%o = arith.mulf %v, %v : f32")
     body += generic("%y", [("%x", x), ("%v", w)], y, ROWS_BY_ROWS, PRODUCT, "ppr", "ijk", "0.0", "contraction")
     text = function([("%x", x), ("%w", w)], body, [("%y", y)])
-    for weights, expected in (("array<i64: 1>", "CHECK: -> tensor<3x20x32xf32>"), ("array<i64: 0>", "CHECK-NOT: mlirc.pack")):
-        check(text.replace(f"-> ({y}) {{", f"-> ({y}) attributes {{mlirc.weights = {weights}}} {{", 1), lambda f: pack(f, PackShape(32)), expected)
+    for weight, expected in ((1, "CHECK: -> tensor<3x20x32xf32>"), (0, "CHECK-NOT: mlirc.pack")):
+        check(with_weights(text, weight), lambda f: pack(f, PackShape(32)), expected)
 
 
 def test_rows_are_copied_where_they_are_not_contiguous_along_the_reduction():
@@ -67,7 +69,7 @@ def test_rows_are_copied_where_they_are_not_contiguous_along_the_reduction():
 
 def test_no_rows_are_copied_for_an_operand_that_stays_as_it_is():
     """Three rows read it: packing it, in every call, would take longer than the product."""
-    check(product("tensor<64x3xbf16>", "tensor<64x70xbf16>", "tensor<3x70xf32>", COLUMNS_BY_COLUMNS, weights=""), lambda f: pack(f, PAIRS), """
+    check(product("tensor<64x3xbf16>", "tensor<64x70xbf16>", "tensor<3x70xf32>", COLUMNS_BY_COLUMNS, weights=()), lambda f: pack(f, PAIRS), """
         CHECK-NOT: tensor<3x64xbf16>
         CHECK-NOT: mlirc.words
         CHECK: linalg.generic {{.*}}outs(%{{.*}} : tensor<64x3xf32>)
@@ -77,15 +79,14 @@ def test_no_rows_are_copied_for_an_operand_that_stays_as_it_is():
 
 def test_all_positions_of_an_image_are_rows():
     """Of a convolution whose weight is computed, as the parts of a transposed convolution's are: 400 rows are worth packing it."""
-    text = convolution(24, 2).replace("xf32>) {", "xf32>) attributes {mlirc.weights = array<i64>} {", 1)
-    check(text, lambda f: pack(f, PAIRS), """
+    check(with_weights(convolution(24, 2)), lambda f: pack(f, PAIRS), """
         CHECK: -> tensor<2x2x2x16x32x2xbf16>
         CHECK: linalg.generic {{.*}}ins(%arg0, %{{.*}} : tensor<1x20x20x24xbf16>, tensor<2x2x2x16x32x2xbf16>) {{.*}}mlirc.words
     """)  # fmt: skip
 
 
 def test_columns_that_are_contiguous_and_no_weight_stay_as_they_are():
-    text = product("tensor<9x20xf32>", "tensor<20x70xf32>", "tensor<9x70xf32>", ROWS_BY_COLUMNS, weights="")
+    text = product("tensor<9x20xf32>", "tensor<20x70xf32>", "tensor<9x70xf32>", ROWS_BY_COLUMNS, weights=())
     check(text, lambda f: pack(f, PackShape(32)), "CHECK-NOT: mlirc.pack")
     check(text.replace("array<i64>", "array<i64: 1>"), lambda f: pack(f, PackShape(32)), "CHECK: -> tensor<3x20x32xf32>")
 

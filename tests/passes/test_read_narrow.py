@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,19 +14,18 @@ from mlirc.benchmarks.verdict import same
 from mlirc.passes.read_narrow import read_narrow
 from mlirc.tests.frontend.compare import OPTIONS, left_to_aten
 from mlirc.tests.lowering.test_to_llvm import filecheck
-from mlirc.tests.passes.graph_text import function, generic, transformed
+from mlirc.tests.passes.graph_text import function, generic, transformed, with_weights
 from mlirc.tests.passes.vectorize.kernels import kernel, stages
 
 PRODUCT = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\n%m = arith.mulf %u, %v : f32\n%o = arith.addf %a2, %m : f32"
 
 
-def product(rows: int, cast: str = "%o = arith.sitofp %a0 : i8 to bf16", weights: str = ": 1") -> str:
+def product(rows: int, cast: str = "%o = arith.sitofp %a0 : i8 to bf16", weights: Sequence[int] = (1,)) -> str:
     """[rows, 20] times bytes, [64, 20]."""
     x, w, wide, y = f"tensor<{rows}x20xbf16>", "tensor<64x20xi8>", "tensor<64x20xbf16>", f"tensor<{rows}x64xf32>"
     body = generic("%c", [("%w", w)], wide, body=cast)
     body += generic("%y", [("%x", x), ("%c", wide)], y, ["i, k", "j, k", "i, j"], PRODUCT, "ppr", "ijk", "0.0", "contraction")
-    text = function([("%x", x), ("%w", w)], body, [("%y", y)])
-    return text.replace(f"-> ({y}) {{", f"-> ({y}) attributes {{mlirc.weights = array<i64{weights}>}} {{", 1)
+    return with_weights(function([("%x", x), ("%w", w)], body, [("%y", y)]), *weights)
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -43,7 +43,7 @@ def test_few_rows_read_bytes(rows, op):
 SCALED = "%f = arith.sitofp %a0 : i8 to bf16\n%o = arith.addf %f, %f : bf16"
 
 
-@pytest.mark.parametrize("text", [product(5), product(1, SCALED), product(1, weights="")], ids=["many rows", "more than widened", "no weight"])
+@pytest.mark.parametrize("text", [product(5), product(1, SCALED), product(1, weights=())], ids=["many rows", "more than widened", "no weight"])
 def test_others_read_copies(text):
     filecheck(transformed(text, read_narrow, clean=True), "CHECK: ins(%{{.*}}, %{{.*}} : tensor<{{.*}}x20xbf16>, tensor<64x20xbf16>)")
 
@@ -91,7 +91,7 @@ def test_unsigned_bytes(rows):
 
 @pytest.mark.parametrize("target", ["znver5", "sapphirerapids", "znver3"])
 def test_the_product_itself_reads_bytes(target):
-    """A load of 16 or 8 bytes that widens them, and no bf16 of a weight."""
+    """A load of 16 or 8 bytes that widens them."""
     body = "%u = arith.sitofp %a1 : i8 to f32\n%m = arith.mulf %a0, %u : f32\n%o = arith.addf %a2, %m : f32"
     x, w, y = "tensor<1x256xf32>", "tensor<2x256x32xi8>", "tensor<1x64xf32>"
     text = kernel([("%x", x), ("%w", w)], generic("%y", [("%x", x), ("%w", w)], y, ["i, k", "j floordiv 32, k, j mod 32", "i, j"], body, "ppr", "ijk", "0.0", "contraction"), [("%y", y)], [[64, 1]])

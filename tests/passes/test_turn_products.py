@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from mlirc.benchmarks.verdict import same
 from mlirc.frontend.report import recorded
+from mlirc.passes.raise_collapses import raise_collapses
 from mlirc.passes.turn_products import turn_products
 from mlirc.tests.frontend.compare import OPTIONS
 from mlirc.tests.frontend.elementwise import module_matches
@@ -36,8 +37,13 @@ def mixed(b: int, k: int, c: int, n: int, back: bool = True, weight: str = "%w")
     return function([("%x", f"tensor<{b}x{k}x{c}xf32>"), ("%w", f"tensor<{k}x{n}xf32>")], body, [result])
 
 
+def turn(main):
+    assert turn_products(main)
+    raise_collapses(main)
+
+
 def test_several_batches():
-    check(mixed(2, 20, 64, 30), turn_products, """
+    check(mixed(2, 20, 64, 30), turn, """
         CHECK-DAG: #[[W:.*]] = affine_map<(d0, d1, d2, d3) -> (d3, d1)>
         CHECK-DAG: #[[X:.*]] = affine_map<(d0, d1, d2, d3) -> (d0, d3, d2)>
         CHECK-DAG: #[[Y:.*]] = affine_map<(d0, d1, d2, d3) -> (d0, d1, d2)>
