@@ -179,13 +179,12 @@ def _run_once(function: Any, weights: set[int]) -> set[str]:
     """The kernels that read weights alone, or what others such have made of them."""
     from mlirc.dialects.mlir import ir
     from mlirc.passes import structure as st
-    from mlirc.passes.constants import root
 
     block = function.regions[0].blocks[0]
     constant = {a for i, a in enumerate(a for a in block.arguments if st.is_tensor(a)) if i in weights}
     names = set()
     for op in map(st.operation, block.operations):
-        if op.name == "func.call" and op.operands and all(root(v) in constant for v in op.operands if st.is_tensor(v)):
+        if op.name == "func.call" and op.operands and all(st.root(v) in constant for v in op.operands if st.is_tensor(v)):
             constant.update(op.results)
             names.add(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
     return names
