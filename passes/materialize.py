@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..dialects import builders
 from ..dialects.mlir import ir
 from . import structure as st
 from .copies import copy
@@ -45,7 +46,8 @@ def materialize(function: ir.Operation, writes: Sequence[int]) -> None:
         own = producer is not None and st.kind(producer) not in ("call", "aux") and root not in taken
         if not own or not layouts.whole(value):
             with ir.InsertionPoint(last), producer.location if producer else ir.Location.unknown():
-                last.operands[i] = copy(value, layouts)
+                last.operands[i] = _copy_merged(value, layouts)
+            _erase_views(value)
             root = last.operands[i]
         taken.add(root)
     for i, argument in enumerate(writes):
@@ -56,3 +58,31 @@ def materialize(function: ir.Operation, writes: Sequence[int]) -> None:
             if st.owner(layouts.of(value).root) is None:
                 value = copy(value, layouts)
             last.operands[n_out + i] = copy(value, layouts, write=argument)
+
+
+def _copy_merged(value: ir.Value, layouts: Layouts) -> ir.Value:
+    """A copy. Of a transposition of split dims that stay side by side the copy is split, which joins the kernel of what is split:
+
+        transpose (expand_shape %w : [c, kh, kw, o]) to [o, c, kh, kw]     ->     expand_shape (copy (transpose %w to [o, (c kh kw)]))
+    """
+    transpose = st.owner(value)
+    split = st.owner(transpose.operands[0]) if transpose is not None and transpose.name == "linalg.transpose" else None
+    if transpose is None or split is None or split.name != "tensor.expand_shape":
+        return copy(value, layouts)
+    order, groups = st.integers(transpose.attributes["permutation"]), st.reassociation(split)
+    swapped = sorted(range(len(groups)), key=lambda g: order.index(groups[g][0]))
+    if [d for g in swapped for d in groups[g]] != order:
+        return copy(value, layouts)
+    sizes = layouts.values(split.operands[0])
+    merged = copy(builders.transpose(split.operands[0], swapped, [sizes[g] for g in swapped]), layouts)
+    places = iter(range(len(order)))
+    return builders.expand(merged, [[next(places) for _ in groups[g]] for g in swapped], layouts.values(value))
+
+
+def _erase_views(value: ir.Value) -> None:
+    """A view that nothing reads, and what it alone looked at: otherwise a kernel would store it."""
+    op = st.owner(value)
+    if op is not None and st.kind(op) == "view" and not any(True for _ in value.uses):
+        source = op.operands[0]
+        op.erase()
+        _erase_views(source)

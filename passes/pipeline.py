@@ -17,6 +17,7 @@ from .fill_tiles import fill_tiles
 from .fit_integers import fit_integers
 from .fold_transposes import fold_transposes
 from .fuse import fuse
+from .gather_windows import gather_windows
 from .insert_slices import insert_slices
 from .integer_maxima import integer_maxima
 from .integer_products import integer_products
@@ -105,6 +106,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "integer-products": _integer_products,
     "integer-maxima": lambda graph: integer_maxima(graph.function),
     "merge-positions": lambda graph: merge_positions(graph.function, pack_shape(graph.target)),
+    "gather-windows": lambda graph: gather_windows(graph.function, pack_shape(graph.target)),
     "turn-products": _turn_products,
     "fold-transposes": _cleaned(fold_transposes),
     "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),

@@ -204,6 +204,8 @@ def _weight_gradient(
     split = [n for letter, n in (("g", groups), ("c", inner), ("o", outer)) if loops.has[letter]]
     x, grad = _groups(b, x, r + 1, groups), _groups(b, grad, r + 1, groups)
     w = b.multiply_reduce(x, grad, maps, loops.iterators, [*kernel, *split], compute_dtype(x.dtype), "convolution")
+    if same(groups, 1):
+        return b.permute(w, [r + 1, r, *range(r)])
     w = b.reshape(w, [*kernel, groups, inner, outer])
     w = b.permute(w, [r, r + 2, r + 1, *range(r)])
     return b.reshape(w, [channels, inner, *kernel])

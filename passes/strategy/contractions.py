@@ -171,7 +171,9 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
         first, s.why["lanes_first"] = True, "the weights of a block of channels are in registers"
     if cut.depth is not None:
         first, s.why["lanes_first"] = False, "the lane blocks of a group share their rows"
-    alone = cut.depth is None and shared is None and not (first and r.outer)
+    elif turned and traffic.stores_lanes_last(kernel, r, target.caches):
+        first, s.why["lanes_first"] = True, "rows of the result are stored from end to end: it does not fit the second-level cache"
+    alone = cut.depth is None and shared is None and not (first and (r.outer or turned))
     around = asdict(cut)
     if alone and (part := traffic.near(kernel, r, rows, width, target.caches, turned, s.why)):
         around["row_tiles"], around["near"] = part
@@ -230,9 +232,10 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> 
         s.why["overlapped"] = apart or "vectors store 32 rows while tiles multiply the next 32"
     looped = s.rows * s.columns > 4 and ops > LONG_EPILOGUE and (turned or not s.tiles)
     # Around a call, tiles would have to be configured anew.
-    called = looped and ops >= CALLED_EPILOGUE and not s.tiles
+    called = not s.tiles and (ops > 1 if turned else looped and ops >= CALLED_EPILOGUE)
     if called:
-        s.why["called_epilogue"] = f"from {CALLED_EPILOGUE} ops on, LLVM may give its constants the registers of the sums, in the innermost loop"
+        few = "it rounds, or has other constants" if turned else f"it has {CALLED_EPILOGUE} ops or more"
+        s.why["called_epilogue"] = f"{few}: LLVM may give its constants the registers of the sums, in the innermost loop"
     together = EPILOGUE_ROWS if looped and not turned and (called or has_functions(kernel)) else 1
     if together > 1:
         s.why["epilogue_rows"] = "chains that one row has too few of"

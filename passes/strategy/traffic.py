@@ -51,6 +51,21 @@ def lanes_first(kernel: KernelFunction, r: Roles, width: int, caches: Caches) ->
     )
 
 
+SHORT_ROW = 2048
+"""Bytes of a row up to which it is read for every block of lanes while what is turned is stored from end to end: weight gradients of 3x3, 512
+to 512 channels, of 64 positions take 0.71 instead of 1.09 ms in bf16, 1.49 instead of 1.71 in f32, of 784 positions 7.4 instead of 7.6, and in
+f32, with rows of 3 KB, 16.3 instead of 15.7."""
+
+
+def stores_lanes_last(kernel: KernelFunction, r: Roles, caches: Caches) -> bool:
+    """Whether lines of a result that is contiguous along the rows are still in the second-level cache when the next block of rows comes, only if
+    the blocks of lanes are the outermost loop."""
+    d = kernel.domain
+    assert d.anchor is not None
+    row = product(r.reductions, d.sizes) * builders.element_type(d.anchor.operands[1 if r.swapped else 0]).width // 8
+    return not r.outer and row <= SHORT_ROW and sum(_bytes(v, kernel) for v in kernel.results) > blocks.resident(caches)
+
+
 def outer_only(kernel: KernelFunction, r: Roles) -> bool:
     """Whether the panels are the same for all outer rows, so that either can be the outermost loop."""
     op = kernel.domain.anchor

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...dialects import builders
-from ...dialects.mlir import ir, vector
+from ...dialects.mlir import ir, scf, vector
 from ..strategy import ContractionStrategy, transposes
 from . import entry
 from .contraction import Contraction
@@ -23,6 +23,7 @@ from .kernel import KernelFunction
 from .lanes import Index, Number
 from .memory import Tile, transposed
 from .nest import Values, constant_mask, lane_loop, loop
+from .outline_loop import outline_loop
 from .tiles import Tiles
 
 
@@ -44,6 +45,19 @@ class _Blocks(Contraction):
     def _store_from_scratch(
         self, first: Number, rows: Number, lanes: list[Index], masks: Sequence[ir.Value | None], corner: Number = 0
     ) -> None:
+        if not self.s.called_epilogue:
+            self._store_blocks(first, rows, lanes, masks, corner)
+            return
+        m = self.e.math
+        once = scf.ForOp(m.value(0), m.value(1), m.value(1))
+        m.enter()
+        with ir.InsertionPoint(once.body):
+            self._store_blocks(first, rows, lanes, masks, corner)
+            scf.YieldOp([])
+        m.leave()
+        outline_loop(once.operation)
+
+    def _store_blocks(self, first: Number, rows: Number, lanes: list[Index], masks: Sequence[ir.Value | None], corner: Number) -> None:
         e, m = self.e, self.e.math
         size = self._size(e, self.s.lane)  # type: ignore[arg-type]
         full = sum(mask is None for mask in masks)

@@ -49,6 +49,24 @@ def test_reshaped_results_are_fine():
     check(function([("%x", T)], body, [("%r", "tensor<32xf32>")]), run(), "CHECK: math.exp\nCHECK-NOT: linalg.generic\nCHECK: return")
 
 
+SPLIT = generic("%d", [("%x", "tensor<18x8xf32>")], "tensor<18x8xf32>") + "%s = tensor.expand_shape %d [[0, 1], [2]] output_shape [6, 3, 8] : tensor<18x8xf32> into tensor<6x3x8xf32>\n"
+
+
+def test_a_split_result_in_another_order_is_copied_whole():
+    """So that the copy has the dims of what makes it."""
+    whole = SPLIT + "%e = tensor.empty() : tensor<8x6x3xf32>\n%t = linalg.transpose ins(%s : tensor<6x3x8xf32>) outs(%e : tensor<8x6x3xf32>) permutation = [2, 0, 1]\n"
+    check(function([("%x", "tensor<18x8xf32>")], whole, [("%t", "tensor<8x6x3xf32>")]), run(), """
+        CHECK: %[[D:.*]] = linalg.generic
+        CHECK-NOT: expand_shape
+        CHECK: %[[T:.*]] = linalg.transpose ins(%[[D]] : {{.*}} permutation = [1, 0]
+        CHECK: %[[C:.*]] = linalg.generic {{.*}}ins(%[[T]] : tensor<8x18xf32>)
+        CHECK: %[[R:.*]] = tensor.expand_shape %[[C]] {{\\[\\[}}0], [1, 2]]
+        CHECK: return %[[R]]
+    """)  # fmt: skip
+    apart = SPLIT + "%e = tensor.empty() : tensor<3x6x8xf32>\n%t = linalg.transpose ins(%s : tensor<6x3x8xf32>) outs(%e : tensor<3x6x8xf32>) permutation = [1, 0, 2]\n"
+    check(function([("%x", "tensor<18x8xf32>")], apart, [("%t", "tensor<3x6x8xf32>")]), run(), "CHECK: expand_shape\nCHECK: permutation = [1, 0, 2]\nCHECK: linalg.generic")
+
+
 def test_results_of_calls_are_copied():
     text = f"func.func private @aten_0({T}) -> {T}\n" + function([("%x", T)], f"%c = func.call @aten_0(%x) : ({T}) -> {T}\n", [("%c", T)])
     check(text, run(), "CHECK: %[[C:.*]] = call @aten_0\nCHECK: %[[D:.*]] = linalg.generic\nCHECK-SAME: ins(%[[C]]\nCHECK: return %[[D]]")

@@ -205,6 +205,30 @@ def test_vectors_of_rows_are_full(rows: int, tiles: int) -> None:
     assert strategy(turned(linear(rows, 64, 64), rows, 64)).row_tiles == tiles  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("rows, k, columns, first", [(4608, 64, 512, True), (4608, 784, 512, False), (256, 64, 512, False)])
+def test_results_larger_than_a_cache_are_stored_from_end_to_end(rows: int, k: int, columns: int, first: bool) -> None:
+    """If their lines are as short as 2 KB, so that reading them for every block of lanes costs less."""
+    s = strategy(turned(linear(rows, k, columns), rows, columns))
+    assert s.turned and s.lanes_first == first  # type: ignore[union-attr]
+
+
+def rounded(m: int, k: int, n: int) -> str:
+    """A packed product of bf16, rounded, stored the other way round."""
+    text = LINEAR.replace("3x48x", f"{n // 32}x{k // 2}x").replace("70x96x", f"{m}x{k}x").replace("70x80x", f"{m}x{n}x")
+    kind = f"tensor<{m}x{n}xbf16>"
+    text = text.replace(f") -> tensor<{m}x{n}xf32>\n    attributes", f") -> {kind}\n    attributes").replace('[["80", "1"]]', f'[["1", "{m}"]]')
+    return text.replace(f"  return %0 : tensor<{m}x{n}xf32>", generic("%y", [("%0", f"tensor<{m}x{n}xf32>")], kind, body="%o = arith.truncf %a0 : f32 to bf16") + f"return %y : {kind}")
+
+
+def test_what_is_rounded_leaves_no_sum_without_a_register() -> None:
+    """The constants of a rounding, which LLVM takes out of all loops: they are those of a function of its own."""
+    text, cpu = rounded(2304, 256, 256), "znver4"
+    assert strategy(text, cpu).called_epilogue and not strategy(turned(linear(64, 64, 64), 64, 64), cpu).called_epilogue  # type: ignore[union-attr]
+    parts = re.split(r"\n(?=\.L|\w+:)", stages(text, cpu)["asm"])
+    products = [p for p in parts if p.count("vdpbf16ps") >= 8]
+    assert products and not any(re.search(r"vmov\w+\s.*\(%rsp\)", p) for p in products)
+
+
 def test_vectors_are_stored_where_images_are_higher_than_wide() -> None:
     """The longer class has the rows if results are not contiguous along either."""
     tall = convolution(20, 64).replace("2x3x20x64", "2x90x20x64").replace("2x4x22x5", "2x91x22x5")
