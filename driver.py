@@ -30,6 +30,7 @@ from .passes.even_odd import even_odd
 from .passes.expand_math import expand_math
 from .passes.interleave import interleave
 from .passes.registry import NOTHING, UserCode, UserFile, files_key, line_in, load, read_files
+from .passes.results import lying
 from .passes.round_in_place import round_in_place
 from .passes.strategy import MODEL, Adjustment, adjusted, parse_pins, pinned, reasons, select_strategy, write_strategy
 from .passes.tabulate import tabulate
@@ -134,6 +135,8 @@ class CompiledGraph:
     planned: PlannedGraph
     kernels: list[CompiledKernel]
     seconds: dict[str, float]
+    lying: dict[int, list[int]] = field(default_factory=dict)
+    """Strides of the results that are not row-major, which those may be that are marked `loose`."""
 
 
 def compile_graph(
@@ -172,7 +175,7 @@ def compile_graph(
     compiled = compile_kernels(kernels, target, options, files, adjustments)
     seconds["kernels"] = time.perf_counter() - start
     planned = build_plan(function, symbols, n_outputs, [k.symbol for k in compiled], weights)
-    return CompiledGraph(planned, compiled, seconds)
+    return CompiledGraph(planned, compiled, seconds, lying(function))
 
 
 def mark_weights(module: ir.Module, weights: Sequence[int]) -> None:

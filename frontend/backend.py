@@ -15,7 +15,7 @@ from torch._functorch.partitioners import default_partition, min_cut_remateriali
 
 from .. import log
 from ..dialects.mlir import ir
-from ..driver import CompiledGraph, blame, compile_graph
+from ..driver import CompiledGraph, blame, compile_graph, find_main
 from ..errors import CompileError, OptionError
 from ..lowering.target import Target
 from ..options import GUARD_PAGES, Options
@@ -41,6 +41,7 @@ from .registration import allow_several_threads
 from .registry import LeaveGraph
 from .report import GraphReport, record
 from .runner import Runner
+from .saved import lay, mark_loose, report_strides
 from .static_inputs import leave_out_uncounted, static_inputs, weight_inputs
 
 allow_several_threads()
@@ -117,7 +118,7 @@ def compile_fx(
     force: dict[str, str] = {}
     while True:
         try:
-            return _compile(gm, options, target, direction, observer, force)
+            return _compile(gm, example_inputs, options, target, direction, observer, force)
         except LeaveGraph as e:
             error: CompileError = e
             if not options.fallback:
@@ -156,11 +157,11 @@ def _blamed(error: CompileError, gm: torch.fx.GraphModule, force: dict[str, str]
 
 
 def _compile(
-    gm: torch.fx.GraphModule, options: Options, target: Target, direction: str, observer: Any, force: dict[str, str]
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], options: Options, target: Target, direction: str, observer: Any, force: dict[str, str]
 ) -> Runner:
     started = time.perf_counter()
     with ir.Context():
-        graph = import_graph(gm, options.fallback, force, direction)
+        graph = import_graph(gm, options.fallback, force, direction, inputs)
         imported = time.perf_counter()
         tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
         n_outputs = sum(o.kind == "tensor" for o in graph.outputs)
@@ -168,9 +169,11 @@ def _compile(
         # The places of parameters are those of the forward graph.
         kept = weight_inputs(graph, static_inputs()) if direction == "inference" and options.prepack else []
         weights = [tensors.index(i) for i in kept]
+        mark_loose(graph, find_main(graph.module))
         compiled = compile_graph(
             graph.module, [str(s) for s in graph.symbols], n_outputs, writes, target, options, observer, weights
         )
+    lay(graph, compiled.lying)
     by_name = {c.name: c for c in graph.aten_calls}
     hosts = [host_step(by_name[h.name], h, graph.symbols) for h in compiled.planned.hosts]
     linking = time.perf_counter()
@@ -181,6 +184,8 @@ def _compile(
     except CompileError as e:
         raise blame(e, compiled.kernels, target, options) from e
     seconds["link"] = time.perf_counter() - linking
+    if direction == "forward":
+        report_strides(graph)
     record(report)
     logger.info("%s", report.summary())
     return runner

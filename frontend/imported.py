@@ -34,6 +34,8 @@ class OutputSpec:
     gaps: tuple[Extent, ...] | None = None
     """Strides of a new tensor that leave out memory between its elements: the program makes it without gaps, a copy has them.
     Callers go by them; the backward graph of a forward graph reads its results so."""
+    order: tuple[int, ...] | None = None
+    """Of a new tensor that may lie as the program makes it: the order of its dims in the program's result."""
     input: int = -1
     number: Any = None
     base: int = -1

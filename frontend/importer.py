@@ -37,14 +37,19 @@ from .memory_order import dense, fills, inverse, memory_order, packed, tensor_sp
 from .ops.strided import just_written
 from .registry import LOWERINGS, LeaveGraph, Unsupported
 from .replay import aliases_of_inputs, replay_of
+from .saved import relaid, saved_outputs
 
 
 def import_graph(
-    gm: torch.fx.GraphModule, allow_fallback: bool = True, force: Mapping[str, str] | None = None, direction: str = "inference"
+    gm: torch.fx.GraphModule,
+    allow_fallback: bool = True,
+    force: Mapping[str, str] | None = None,
+    direction: str = "inference",
+    inputs: Sequence[Any] = (),
 ) -> ImportedGraph:
     """Import one AOTAutograd graph (`direction`: inference, forward or backward); an `ir.Context` must be current.
 
-    `force` leaves nodes to ATen: name -> reason. Raises CompileError, with node and source line, where a lowering fails,
+    `inputs`, fake tensors, say how the arguments of a backward graph lie, where that is not as in eager mode. `force` leaves nodes to ATen: name -> reason. Raises CompileError, with node and source line, where a lowering fails,
     and LeaveGraph, which is one, for what can neither be lowered nor left to ATen.
     """
     known: dict[sympy.Expr, sympy.Symbol] = {}
@@ -52,7 +57,7 @@ def import_graph(
     sizes = [s for n in gm.graph.nodes for s in _symbolic(n.meta.get("val"))]
     guarded = guards.set(Guards(sizes[0] if sizes else None))
     try:
-        graph = _Importer(gm, allow_fallback, force or {}, direction).run()
+        graph = _Importer(gm, allow_fallback, force or {}, direction, relaid(gm, inputs) if direction == "backward" else {}).run()
     finally:
         rounded.reset(token)
         guards.reset(guarded)
@@ -61,8 +66,16 @@ def import_graph(
 
 
 class _Importer:
-    def __init__(self, gm: torch.fx.GraphModule, allow_fallback: bool, force: Mapping[str, str], direction: str) -> None:
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        allow_fallback: bool,
+        force: Mapping[str, str],
+        direction: str,
+        relaid: Mapping[torch.fx.Node, torch.Tensor],
+    ) -> None:
         self.gm = gm
+        self.relaid = relaid
         self.direction = direction
         self.allow_fallback = allow_fallback
         self.force = force
@@ -156,7 +169,7 @@ class _Importer:
         return out
 
     def _input(self, n: torch.fx.Node) -> tuple[Any, list[int], dict[str, ir.Attribute]]:
-        value = n.meta.get("val")
+        value = self.relaid.get(n, n.meta.get("val"))
         if _is_ragged(n):
             return None, [], {}
         if isinstance(value, torch.SymInt):
@@ -188,12 +201,13 @@ class _Importer:
         bases = self._shared_memory(values, written - {values[i] for i in aliases})
         values += [b for b in dict.fromkeys(bases.values()) if b not in values]
         places = list(self.placeholders)
+        saved = saved_outputs(self.graph.returned) if self.direction == "forward" else range(0)
         for i, x in enumerate(values):
             if isinstance(x, torch.fx.Node) and i in aliases and (replay := replay_of(x, places[aliases[i]], aliases[i])):
                 self.graph.outputs.append(OutputSpec("replay", replay=replay))
             elif not isinstance(x, torch.fx.Node):
                 self.graph.outputs.append(OutputSpec("none" if x is None else "number", number=x))
-            elif x in self.placeholders and (x not in written or i in aliases):
+            elif x in self.placeholders and x not in self.relaid and (x not in written or i in aliases):
                 self.graph.outputs.append(OutputSpec("input", input=self.placeholders[x]))
             elif not isinstance(self.env[x], T):
                 value = self.env[x]
@@ -215,8 +229,12 @@ class _Importer:
                 value = self.b.copy(self.env[x]) if x in self.placeholders else self.env[x]
                 made = spec if fills(meta, spec) else packed(meta, memory_order(meta))
                 exact = made is spec or any(same(s, 0) for s in spec.shape)  # where nothing lies, any strides will do
-                self.graph.outputs.append(OutputSpec("tensor", tensor=spec if exact else made, gaps=None if exact else spec.strides))
+                free = i in saved and made is spec and all(isinstance(s, int) for s in (*spec.shape, *spec.strides)) and 0 not in spec.strides
+                order = tuple(memory_order(meta)) if free else None
+                self.graph.outputs.append(OutputSpec("tensor", tensor=spec if exact else made, gaps=None if exact else spec.strides, order=order))
                 results.append(self._to_memory(value, meta, made).value)
+        for o in [o for o in self.graph.outputs if o.base >= 0]:
+            self.graph.outputs[o.base].order = None
         for i, value in self._writes.items():
             self.graph.writes.append(i)
             results.append(value.value)
@@ -240,6 +258,8 @@ class _Importer:
         for base, members in groups.items():
             value = base.meta["val"]
             members = [x for x in members if x is base or _shows(x.meta["val"], value)]
+            if base in self.relaid:
+                continue
             if base in self.placeholders:
                 # Views of an input: AOTAutograd makes them again from where they lie, backward graphs expect their strides.
                 out.update({x: base for x in members if x is not base and base not in written})
@@ -286,7 +306,7 @@ class _Importer:
             spec = self.graph.inputs[self.placeholders[target]]
             assert isinstance(spec, TensorSpec)
             value = self.b.expand(self.b.convert(args[1], spec.dtype), spec.shape)
-            self._writes[self.placeholders[target]] = self.b.permute(value, memory_order(target.meta["val"]))
+            self._writes[self.placeholders[target]] = self.b.permute(value, memory_order(self.relaid.get(target, target.meta["val"])))
             return value
         try:
             if n.name in self.force:

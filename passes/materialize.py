@@ -4,13 +4,16 @@
     return %argument_view              ->       %c = collapse_shape %m
                                                 return (generic copy %argument_view)
 
+    return (transpose %made), loose    ->       return %made                             strides in `mlirc.lying`
+
 Copied are: views whose dims do not merge, results that are not a whole row-major buffer of their own, and whatever is
-written back to an input (those copies get `mlirc.write = N`, run last, and are never fused). What scatters write into is
-the business of `passes.in_place`.
+written back to an input (those copies get `mlirc.write = N`, run last, and are never fused). Results that may lie as they are made
+(`passes.results`) are not copied for the order of their dims. What scatters write into is the business of `passes.in_place`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..dialects import builders
@@ -18,7 +21,8 @@ from ..dialects.mlir import ir
 from . import structure as st
 from .copies import copy
 from .in_place import give_memory
-from .layouts import Layouts, NotAView
+from .layouts import Layouts, NotAView, row_major
+from .results import loose, set_lying
 
 PASS_NAME = "mlirc-materialize"
 
@@ -39,17 +43,26 @@ def materialize(function: ir.Operation, writes: Sequence[int]) -> None:
     last = st.operation(block.operations[len(block.operations) - 1])
     n_out = len(last.operands) - len(writes)
     taken: set[ir.Value] = set(placed)
+    free, lying = loose(function), {}
     for i in range(n_out):
         value = last.operands[i]
         root = layouts.of(value).root
         producer = st.owner(root)
         own = producer is not None and st.kind(producer) not in ("call", "aux") and root not in taken
-        if not own or not layouts.whole(value):
+        if own and i in free and not layouts.whole(value) and (strides := _permuted(value, layouts)):
+            lying[i] = strides
+            last.operands[i] = root
+            _erase_views(value)
+        elif not own or not layouts.whole(value):
             with ir.InsertionPoint(last), producer.location if producer else ir.Location.unknown():
                 last.operands[i] = _copy_merged(value, layouts)
             _erase_views(value)
             root = last.operands[i]
         taken.add(root)
+    if lying:
+        set_lying(function, lying)
+        kinds = [a.type for a in block.arguments], [v.type for v in last.operands]
+        function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(*kinds))
     for i, argument in enumerate(writes):
         value = last.operands[n_out + i]
         if placed.get(layouts.of(value).root) == argument:
@@ -77,6 +90,17 @@ def _copy_merged(value: ir.Value, layouts: Layouts) -> ir.Value:
     merged = copy(builders.transpose(split.operands[0], swapped, [sizes[g] for g in swapped]), layouts)
     places = iter(range(len(order)))
     return builders.expand(merged, [[next(places) for _ in groups[g]] for g in swapped], layouts.values(value))
+
+
+def _permuted(value: ir.Value, layouts: Layouts) -> list[int] | None:
+    """The strides of a value that is all of its root's memory, its dims in some order; None where it is not, or sizes are symbols."""
+    layout, sizes = layouts.of(value), layouts.shapes.of(value)
+    strides, whole = layout.strides, layouts.shapes.of(layout.root)
+    if layout.offset != 0 or not all(isinstance(n, int) for n in (*strides, *sizes, *whole)):
+        return None
+    order = sorted(range(len(sizes)), key=lambda d: (-strides[d], -sizes[d]))  # type: ignore[operator]
+    dense = all(n == 1 or s == r for n, s, r in ((sizes[d], strides[d], r) for d, r in zip(order, row_major([sizes[d] for d in order]))))  # type: ignore[misc]
+    return list(strides) if dense and math.prod(sizes) == math.prod(whole) else None  # type: ignore[arg-type]
 
 
 def _erase_views(value: ir.Value) -> None:
