@@ -41,7 +41,7 @@ from .registration import allow_several_threads
 from .registry import LeaveGraph
 from .report import GraphReport, record
 from .runner import Runner
-from .saved import lay, mark_loose, report_strides
+from .saved import lay, mark_loose, report_strides, saved_outputs
 from .static_inputs import leave_out_uncounted, static_inputs, weight_inputs
 
 allow_several_threads()
@@ -161,7 +161,7 @@ def _compile(
 ) -> Runner:
     started = time.perf_counter()
     with ir.Context():
-        graph = import_graph(gm, options.fallback, force, direction, inputs)
+        graph = import_graph(gm, options.fallback, force, direction, inputs, saved_outputs(gm, direction))
         imported = time.perf_counter()
         tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
         n_outputs = sum(o.kind == "tensor" for o in graph.outputs)

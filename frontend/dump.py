@@ -6,7 +6,7 @@ after a graph break is captured too. Code for CPUs that this machine is not can 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,16 +14,19 @@ import torch
 from torch._functorch.aot_autograd import make_boxed_func
 
 from ..dialects.mlir import ir
-from ..driver import adjust_kernels, compile_kernel, mark_weights, run_graph_passes
+from ..driver import adjust_kernels, compile_kernel, find_main, mark_weights, run_graph_passes
+from ..errors import CompileError
 from ..lowering.target import Target
 from ..options import Options
 from ..passes import structure as st
 from ..passes.outline import Kernel
 from ..passes.registry import UserCode, graph_stages, kernel_names, kernel_stages
+from ..passes.results import lying
 from .backend import capture
 from .explain import call, restored
 from .imported import ImportedGraph, TensorSpec
 from .importer import import_graph
+from .saved import lay, mark_loose, report_strides, saved_outputs
 from .static_inputs import static_inputs, weight_inputs
 from .user_model import UserModel
 
@@ -38,6 +41,9 @@ class Captured:
     module: torch.fx.GraphModule
     torch_code: str
     static: list[int] = field(default_factory=list)
+    inputs: Sequence[Any] = ()
+    saved: range = range(0)
+    """Outputs that are saved for the backward graph."""
 
     @property
     def name(self) -> str:
@@ -78,8 +84,11 @@ def capture_graphs(model: UserModel, options: Options, dynamic: bool | None = No
 
     def compiler(gm: torch.fx.GraphModule, inputs: Any, direction: str) -> Any:
         nonlocal pending
-        found.append(Captured(len(found), direction, gm, pending, static_inputs()))
+        graph = Captured(len(found), direction, gm, pending, static_inputs(), inputs, saved_outputs(gm, direction))
+        found.append(graph)
         pending = ""
+        if direction == "forward":
+            _report_saved(graph, options)
         return make_boxed_func(gm.forward)
 
     def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -92,6 +101,28 @@ def capture_graphs(model: UserModel, options: Options, dynamic: bool | None = No
     with torch.set_grad_enabled(train), restored(function, model.args, model.kwargs):
         call(function, compiled, model.args, model.kwargs)
     return found
+
+
+def _report_saved(graph: Captured, options: Options) -> None:
+    """Tell the backward graph how what is saved for it lies."""
+    with ir.Context():
+        try:
+            imported, writes = _imported(graph, options)
+            function, _ = run_graph_passes(imported.module, writes, Target.parse(options.target))
+        except CompileError:
+            return  # which is raised where the graph is shown
+        lay(imported, lying(function))
+        report_strides(imported)
+
+
+def _imported(graph: Captured, options: Options) -> tuple[ImportedGraph, list[int]]:
+    """The module of a graph, ready for the graph passes, and the tensor arguments that it writes to."""
+    imported = import_graph(graph.module, options.fallback, direction=graph.direction, inputs=graph.inputs, saved=graph.saved)
+    tensors = [i for i, spec in enumerate(imported.inputs) if isinstance(spec, TensorSpec)]
+    kept = weight_inputs(imported, graph.static) if graph.direction == "inference" and options.prepack else []
+    mark_weights(imported.module, [tensors.index(i) for i in kept])
+    mark_loose(imported, find_main(imported.module))
+    return imported, [tensors.index(i) for i in imported.writes]
 
 
 @dataclass
@@ -112,11 +143,7 @@ def dump_graph(graph: Captured, options: Options, user: UserCode, selection: Sel
         stages.see("torch", graph.torch_code)
     stages.see("fx", lambda: graph.module.print_readable(print_output=False))
     with ir.Context():
-        imported = import_graph(graph.module, options.fallback)
-        tensors = [i for i, spec in enumerate(imported.inputs) if isinstance(spec, TensorSpec)]
-        writes = [tensors.index(i) for i in imported.writes]
-        kept = weight_inputs(imported, graph.static) if graph.direction == "inference" and options.prepack else []
-        mark_weights(imported.module, [tensors.index(i) for i in kept])
+        imported, writes = _imported(graph, options)
         function, kernels = run_graph_passes(imported.module, writes, target, stages.see, user)
         summary = _summary(graph.name, imported, function, kernels)
     for number, kernel in enumerate(kernels):

@@ -37,7 +37,8 @@ from .memory_order import dense, fills, inverse, memory_order, packed, tensor_sp
 from .ops.strided import just_written
 from .registry import LOWERINGS, LeaveGraph, Unsupported
 from .replay import aliases_of_inputs, replay_of
-from .saved import relaid, saved_outputs
+from .saved import follow_bases, relaid
+from .shared_memory import distance, is_detached, shows, storage
 
 
 def import_graph(
@@ -46,10 +47,12 @@ def import_graph(
     force: Mapping[str, str] | None = None,
     direction: str = "inference",
     inputs: Sequence[Any] = (),
+    saved: range = range(0),
 ) -> ImportedGraph:
     """Import one AOTAutograd graph (`direction`: inference, forward or backward); an `ir.Context` must be current.
 
-    `inputs`, fake tensors, say how the arguments of a backward graph lie, where that is not as in eager mode. `force` leaves nodes to ATen: name -> reason. Raises CompileError, with node and source line, where a lowering fails,
+    `inputs`, fake tensors, say how the arguments of a backward graph lie, where that is not as in eager mode; outputs that are `saved` for
+    one may lie in memory as they are made. `force` leaves nodes to ATen: name -> reason. Raises CompileError, with node and source line, where a lowering fails,
     and LeaveGraph, which is one, for what can neither be lowered nor left to ATen.
     """
     known: dict[sympy.Expr, sympy.Symbol] = {}
@@ -57,7 +60,7 @@ def import_graph(
     sizes = [s for n in gm.graph.nodes for s in _symbolic(n.meta.get("val"))]
     guarded = guards.set(Guards(sizes[0] if sizes else None))
     try:
-        graph = _Importer(gm, allow_fallback, force or {}, direction, relaid(gm, inputs) if direction == "backward" else {}).run()
+        graph = _Importer(gm, allow_fallback, force or {}, direction, relaid(gm, inputs) if direction == "backward" else {}, saved).run()
     finally:
         rounded.reset(token)
         guards.reset(guarded)
@@ -73,9 +76,11 @@ class _Importer:
         force: Mapping[str, str],
         direction: str,
         relaid: Mapping[torch.fx.Node, torch.Tensor],
+        saved: range,
     ) -> None:
         self.gm = gm
         self.relaid = relaid
+        self.saved = saved
         self.direction = direction
         self.allow_fallback = allow_fallback
         self.force = force
@@ -201,7 +206,6 @@ class _Importer:
         bases = self._shared_memory(values, written - {values[i] for i in aliases})
         values += [b for b in dict.fromkeys(bases.values()) if b not in values]
         places = list(self.placeholders)
-        saved = saved_outputs(self.graph.returned) if self.direction == "forward" else range(0)
         for i, x in enumerate(values):
             if isinstance(x, torch.fx.Node) and i in aliases and (replay := replay_of(x, places[aliases[i]], aliases[i])):
                 self.graph.outputs.append(OutputSpec("replay", replay=replay))
@@ -222,19 +226,18 @@ class _Importer:
                     continue
                 base = values.index(bases.get(x, x))
                 if base != i:
-                    offset, lazy = _distance(meta, values[base].meta["val"]), (meta.is_conj(), meta.is_neg())
-                    detached = _is_detached(x, values[base])
+                    offset, lazy = distance(meta, values[base].meta["val"]), (meta.is_conj(), meta.is_neg())
+                    detached = is_detached(x, values[base])
                     self.graph.outputs.append(OutputSpec("view", tensor=spec, base=base, offset=offset, lazy=lazy, detached=detached))
                     continue
                 value = self.b.copy(self.env[x]) if x in self.placeholders else self.env[x]
                 made = spec if fills(meta, spec) else packed(meta, memory_order(meta))
                 exact = made is spec or any(same(s, 0) for s in spec.shape)  # where nothing lies, any strides will do
-                free = i in saved and made is spec and all(isinstance(s, int) for s in (*spec.shape, *spec.strides)) and 0 not in spec.strides
+                free = i in self.saved and made is spec and all(isinstance(s, int) for s in (*spec.shape, *spec.strides)) and 0 not in spec.strides
                 order = tuple(memory_order(meta)) if free else None
                 self.graph.outputs.append(OutputSpec("tensor", tensor=spec if exact else made, gaps=None if exact else spec.strides, order=order))
                 results.append(self._to_memory(value, meta, made).value)
-        for o in [o for o in self.graph.outputs if o.base >= 0]:
-            self.graph.outputs[o.base].order = None
+        follow_bases(self.graph.outputs, self.saved)
         for i, value in self._writes.items():
             self.graph.writes.append(i)
             results.append(value.value)
@@ -247,17 +250,17 @@ class _Importer:
         """
         first: dict[int, torch.fx.Node] = {}
         for n in self.gm.graph.nodes:
-            if n.op != "output" and (storage := _storage(n.meta.get("val"))) is not None:
-                first.setdefault(storage, n)
+            if n.op != "output" and (memory := storage(n.meta.get("val"))) is not None:
+                first.setdefault(memory, n)
         groups: dict[torch.fx.Node, list[torch.fx.Node]] = {}
         for x in dict.fromkeys(v for v in values if isinstance(v, torch.fx.Node)):
-            storage = _storage(x.meta.get("val"))
-            if storage is not None and isinstance(self.env.get(x), T) and x.target is not torch.ops.aten.copy_.default:
-                groups.setdefault(first[storage], []).append(x)
+            memory = storage(x.meta.get("val"))
+            if memory is not None and isinstance(self.env.get(x), T) and x.target is not torch.ops.aten.copy_.default:
+                groups.setdefault(first[memory], []).append(x)
         out = {}
         for base, members in groups.items():
             value = base.meta["val"]
-            members = [x for x in members if x is base or _shows(x.meta["val"], value)]
+            members = [x for x in members if x is base or shows(x.meta["val"], value)]
             if base in self.relaid:
                 continue
             if base in self.placeholders:
@@ -454,35 +457,6 @@ def _extents(n: torch.fx.Node) -> list[sympy.Expr]:
             if isinstance(x, sympy.Basic):
                 out.append(x)
     return out
-
-
-def _shows(view: torch.Tensor, base: torch.Tensor) -> bool:
-    """Whether the view shows the numbers that the base has in memory, or their conjugates, at a place that can be told."""
-    made = not base.is_conj() and not base.is_neg()
-    return made and (view.dtype == base.dtype or same(normal(base.storage_offset()), 0))
-
-
-def _distance(view: torch.Tensor, base: torch.Tensor) -> Extent:
-    """Where the view begins after the base, in elements of the view."""
-    start = normal(base.storage_offset())
-    return normal(normal(view.storage_offset()) - (start if view.dtype == base.dtype else 0))  # type: ignore[operator]
-
-
-def _is_detached(view: torch.fx.Node, base: torch.fx.Node) -> bool:
-    """Whether a view is one of what has been detached from its base."""
-    node: Any = view
-    while isinstance(node, torch.fx.Node) and node is not base:
-        if node.target is torch.ops.aten.detach.default:
-            return True
-        node = node.args[0] if node.args else None
-    return False
-
-
-def _storage(value: Any) -> int | None:
-    """Equal for (fake) tensors that share memory."""
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        return None
-    return value.untyped_storage()._cdata
 
 
 _BY_STRIDES = (

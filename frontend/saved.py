@@ -19,11 +19,27 @@ from ..passes.results import LOOSE
 from .imported import ImportedGraph, OutputSpec
 
 
-def saved_outputs(count: int) -> range:
-    """Which of so many outputs of the forward graph being compiled are saved for its backward graph and nothing else."""
+def saved_outputs(gm: torch.fx.GraphModule, direction: str) -> range:
+    """Which outputs of the graph being compiled, if it is a forward graph, are saved for its backward graph and nothing else."""
     context = torch._guards.TracingContext.try_get()
     metadata = getattr(context, "fw_metadata", None)
-    return range(0) if metadata is None else range(*metadata.tensors_saved_for_backwards_slice.indices(count))
+    if direction != "forward" or metadata is None:
+        return range(0)
+    return range(*metadata.tensors_saved_for_backwards_slice.indices(len(gm.graph.output_node().args[0])))
+
+
+def follow_bases(outputs: Sequence[OutputSpec], saved: range) -> None:
+    """Views of outputs that may lie as they are made lie as these, if they are saved and whole; if there are others, nothing is moved."""
+    whole = {i: o for i, o in enumerate(outputs) if o.base >= 0 and i in saved and _shows_all(o, outputs[o.base])}
+    for i, o in enumerate(outputs):
+        if o.base >= 0 and i not in whole:
+            outputs[o.base].order = None
+    for o in whole.values():
+        o.order = outputs[o.base].order
+
+
+def _shows_all(view: OutputSpec, base: OutputSpec) -> bool:
+    return view.kind == "same" or view.tensor == base.tensor and view.offset == 0 and not any(view.lazy)
 
 
 def mark_loose(graph: ImportedGraph, function: ir.Operation) -> None:
@@ -38,7 +54,10 @@ def lay(graph: ImportedGraph, lying: Mapping[int, Sequence[int]]) -> None:
     for n, strides in lying.items():
         output = graph.outputs[tensors[n]]
         assert output.order is not None and output.tensor is not None
-        graph.outputs[tensors[n]] = replace(output, tensor=replace(output.tensor, strides=_logical(output.order, strides)))
+        output.tensor = replace(output.tensor, strides=_logical(output.order, strides))
+    for o in graph.outputs:
+        if o.base >= 0 and o.order is not None:
+            o.tensor = graph.outputs[o.base].tensor
 
 
 def _logical(order: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

@@ -104,7 +104,7 @@ def follow_operand(op: ir.Operation) -> None:
     """Give the result of an elementwise op the dim order of its first full operand, or else of what it gathers."""
     maps = st.maps(op)
     rank = maps[-1].n_dims
-    if rank < 2 or len(op.results) != 1 or st.map_dims(maps[-1]) != list(range(rank)):
+    if rank < 2 or len(op.results) != 1 or st.map_dims(maps[-1]) != list(range(rank)) or st.ORDERED in op.attributes:
         return
     full = _full(maps)
     if any(m == list(range(rank)) for m in full) or any(len(o.regions) for o in st.body_ops(op)):

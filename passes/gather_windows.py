@@ -100,4 +100,5 @@ def _gathered(op: ir.Operation, loops: list[int], sizes: dict[int, int]) -> ir.V
     init = builders.empty([sizes[d] for d in loops], builders.element_type(op.operands[0]))
     maps = [ir.AffineMap.get(len(loops), 0, source), builders.identity(len(loops))]
     (copy,) = builders.generic([op.operands[0]], [init], maps, "p" * len(loops), lambda x, _: [x])
+    st.operation(copy.owner).attributes[st.ORDERED] = ir.UnitAttr.get()
     return copy

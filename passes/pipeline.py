@@ -13,6 +13,7 @@ from ..dialects.mlir import PassManager, ir
 from . import structure as st
 from .bucket_updates import bucket_updates
 from .constants import lay_out_constants
+from .copy_lines import copy_lines
 from .fill_tiles import fill_tiles
 from .fit_integers import fit_integers
 from .fold_transposes import fold_transposes
@@ -120,6 +121,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "fit-integers": lambda graph: fit_integers(graph.function, pack_shape(graph.target)),
     "materialize": lambda graph: materialize(graph.function, graph.writes),
     "read-narrow": lambda graph: read_narrow(graph.function),
+    "copy-lines": lambda graph: copy_lines(graph.function),
     "fill-tiles": lambda graph: fill_tiles(graph.function, pack_shape(graph.target)),
     "pack": lambda graph: pack(graph.function, pack_shape(graph.target)),
     "constants": lambda graph: lay_out_constants(graph.function),

@@ -149,6 +149,9 @@ def reads_bf16(op: ir.Operation) -> bool:
     return all(isinstance(builders.element_type(v), ir.BF16Type) for v in inputs(op))
 
 
+ORDERED = "mlirc.ordered"
+"""On an op whose loops are in the order in which its result is read: no layout flows through it."""
+
 WORDS = "mlirc.words"
 """Attribute of a product whose second operand is packed in words of 32 bits: the loop of the reduction that is walked in them."""
 

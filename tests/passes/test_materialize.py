@@ -67,6 +67,24 @@ def test_a_split_result_in_another_order_is_copied_whole():
     check(function([("%x", "tensor<18x8xf32>")], apart, [("%t", "tensor<3x6x8xf32>")]), run(), "CHECK: expand_shape\nCHECK: permutation = [1, 0, 2]\nCHECK: linalg.generic")
 
 
+def loose(text: str) -> str:
+    """With a first result that may lie as it is made."""
+    return text.replace(" {\n", " attributes {mlirc.loose = array<i64: 0>} {\n", 1)
+
+
+def test_results_that_may_lie_as_they_are_made():
+    """In another order, if they are all of what is made, and of nobody else's memory."""
+    body = DOUBLE + TRANSPOSE.replace("ins(%x", "ins(%d")
+    text = loose(function([("%x", T)], body, [("%t", S)]))
+    check(text, run(), "CHECK: -> tensor<4x8xf32> attributes {mlirc.loose = array<i64: 0>, mlirc.lying = {\"0\" = array<i64: 1, 8>}}\nCHECK: %[[D:.*]] = linalg.generic\nCHECK-NOT: transpose\nCHECK: return %[[D]]")
+    twice = loose(function([("%x", T)], body, [("%t", S), ("%d", T)]))
+    check(twice, run(), "CHECK: %[[D:.*]] = linalg.generic\nCHECK: %[[C:.*]] = linalg.generic\nCHECK-SAME: ins(%[[D]]\nCHECK: return %[[D]], %[[C]]")
+    argument = loose(function([("%x", T)], TRANSPOSE, [("%t", S)]))
+    check(argument, run(), "CHECK: linalg.transpose\nCHECK: %[[C:.*]] = linalg.generic\nCHECK: return %[[C]] : tensor<8x4xf32>")
+    part = loose(function([("%x", T)], DOUBLE + f"%s = tensor.extract_slice %d[0, 0] [2, 8] [1, 1] : {T} to tensor<2x8xf32>\n", [("%s", "tensor<2x8xf32>")]))
+    check(part, run(), "CHECK: tensor.extract_slice\nCHECK: %[[C:.*]] = linalg.generic\nCHECK: return %[[C]]")
+
+
 def test_results_of_calls_are_copied():
     text = f"func.func private @aten_0({T}) -> {T}\n" + function([("%x", T)], f"%c = func.call @aten_0(%x) : ({T}) -> {T}\n", [("%c", T)])
     check(text, run(), "CHECK: %[[C:.*]] = call @aten_0\nCHECK: %[[D:.*]] = linalg.generic\nCHECK-SAME: ins(%[[C]]\nCHECK: return %[[D]]")

@@ -194,3 +194,60 @@ def test_a_budget_for_what_is_saved(budget):
     (most, expected), (memory, got) = results
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     assert memory < 0.8 * most or budget == 1
+
+
+def lying(seen):
+    """Whether each 4-dim tensor that was saved has its second dim innermost."""
+    return {tuple(t.shape): t.stride(1) == 1 for t in seen if t.dim() == 4}
+
+
+class Convs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 24, 3, padding=1), nn.BatchNorm2d(24), nn.Conv2d(24, 33, 3, 2)
+
+    def forward(self, x):
+        return self.second(F.max_pool2d(F.relu(self.norm(self.first(x))), 3, 1))
+
+
+def gradients(call, module, x, seen):
+    for p in module.parameters():
+        p.grad = None
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t.contiguous()):
+        y = call(x)
+    y.square().sum().backward()
+    return [y.detach(), *(p.grad for p in module.parameters())]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_saved_tensors_lie_as_they_are_made(dynamic):
+    """Channels-last, between channels-last convolutions, if no size is a symbol; what the user gets lies as in eager mode, and so may what
+    hooks give back."""
+    torch.manual_seed(0)
+    module, x = Convs(), R(2, 3, 11, 13)
+    made, expected = [], []
+    got = gradients(compiled(module, dynamic=dynamic), module, x, made)
+    wanted = gradients(module, module, x, expected)
+    # What a convolution of 24 channels gives, its norm's and the pool's results; the image itself is the user's.
+    assert {(2, 24, 11, 13), (2, 24, 9, 11)} <= lying(made).keys()
+    assert all(last == (not dynamic and shape[1] == 24) for shape, last in lying(made).items() if shape[0] == 2)
+    for a, b in zip(wanted, got):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        assert a.stride() == b.stride()
+
+
+def test_what_is_saved_and_returned_lies_as_in_eager_mode():
+    def f(x, w):
+        y = F.conv2d(x, w).relu()
+        return y, y.sin(), y[:, 1:]
+
+    agree(f, R(2, 3, 9, 9), R(20, 3, 3, 3, requires_grad=True))
+
+
+def test_a_gradient_that_is_a_saved_tensor():
+    """It gets the strides of eager mode."""
+
+    def f(x, w, v):
+        return F.conv2d(x, w).relu() * v
+
+    agree(f, R(2, 3, 9, 9), R(20, 3, 3, 3), R(2, 20, 7, 7, requires_grad=True))
