@@ -105,7 +105,7 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
     layout = layouts.of(operand)
     contiguous = layout.strides[at] == 1
     rows = [n for d, n in zip(out, sizes) if d != lane and d is not None and d not in dims]
-    if contiguous and not weight:
+    if contiguous and not weight and not (st.kind(op) == "convolution" and _is_made_for(op, operand)):
         return
     if contiguous and all(isinstance(n, int) for n in sizes) and sizes[-1] <= shape.block:  # type: ignore[operator]
         return
@@ -119,6 +119,12 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
         return
     block = shape.block if extents[at] > shape.block // 2 else shape.block // 2
     _blocked(op, side, at, block, layouts, packed)
+
+
+def _is_made_for(op: ir.Operation, value: ir.Value) -> bool:
+    """Whether an elementwise op makes a value for this op alone, so that it can store it in blocks."""
+    producer = st.owner(value)
+    return producer is not None and st.kind(producer) == "elementwise" and all(st.operation(use.owner) == op for use in value.uses)
 
 
 def _word_loops(op: ir.Operation, side: int, layouts: Layouts, few: int) -> list[tuple[int, object]]:

@@ -100,3 +100,12 @@ def test_an_image_whose_lanes_run_along_its_lines_becomes_planes():
         CHECK: %[[X:.*]] = linalg.generic {{.*}}ins(%arg0 : tensor<9x32x8xf32>) outs(%{{.*}} : tensor<9x8x32xf32>)
         CHECK: linalg.generic {indexing_maps = [#[[PLANES]], {{.*}}ins(%[[X]], %arg1
     """)  # fmt: skip
+
+
+def test_what_is_made_for_a_convolution_is_made_in_blocks():
+    """The flipped weight of a gradient, in training: whoever stores it may as well store it so. An argument is read where it is."""
+    text = convolution(24, 3, kind="f32")
+    check(with_weights(text), lambda f: pack(f, PackShape(32)), "CHECK-NOT: mlirc.pack")
+    made = text.replace("%ey = tensor.empty()", generic("%v", [("%w", "tensor<3x3x24x64xf32>")], "tensor<3x3x24x64xf32>", body="%o = arith.negf %a0 : f32") + "%ey = tensor.empty()", 1)
+    made = made.replace("ins(%x, %w :", "ins(%x, %v :")
+    check(with_weights(made), lambda f: pack(f, PackShape(32)), "CHECK: mlirc.pack} {\nCHECK: -> tensor<2x3x3x24x32xf32>")
