@@ -190,7 +190,8 @@ class Products:
     def _block_length(self, classes: Sequence[int]) -> int | None:
         """How many steps of the first class are a block; None if the sum is none of blocks, or has them inside of a step."""
         sizes = [hi - lo if isinstance(lo, int) and isinstance(hi, int) else None for lo, hi in map(self._range, classes)]
-        return long_sums.block_of_products(sizes, whole=len(classes) == len(self.r.reductions))
+        wide = any(builders.element_type(v) != builders.element_type(self.op.results[0]) for v in list(self.op.operands)[:2])  # type: ignore[union-attr]
+        return long_sums.block_of_products(sizes, whole=len(classes) == len(self.r.reductions), wide=wide)
 
     def _multiply(self, at: int, row: Index, lane: Index, mask: ir.Value | None, acc: Values) -> None:
         """Add one product to accumulator `at`."""

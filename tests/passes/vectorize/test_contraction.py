@@ -196,7 +196,7 @@ def test_symbolic_rows_stay_in_registers():
 
 def test_rows_that_are_not_there_are_computed_as_the_last():
     """What a tile reads of its rows lies in the operand, and each of its vectors of the panel is loaded once."""
-    whole, *low = stages(symbolic_rows(768, 64), "skylake-avx512")["vector"].split("iter_args(")[1:]
+    whole, *low = stages(symbolic_rows(512, 64), "skylake-avx512")["vector"].split("iter_args(")[1:]
     assert [part.count("math.fma") for part in (whole, *low)] == [28, 18, 8]
     for part in (whole, *low):
         assert part[: part.rindex("math.fma")].count("vector.load") == 2
@@ -251,7 +251,7 @@ def streamed(m: int | str, k: int, width: int = 32) -> str:
 SPILL = r"zmm\d+, [-\d]*\(%rsp\)|\(%rsp\)[^\n]*zmm"
 
 
-@pytest.mark.parametrize("k", [769, 768])
+@pytest.mark.parametrize("k", [511, 512])
 def test_a_fetching_product_of_unknown_rows_spills_nothing(k: int) -> None:
     texts = stages(streamed("?", k), "sapphirerapids")
     asm = texts["asm"]
@@ -284,12 +284,22 @@ def test_long_reductions_are_cut_for_any_number_of_rows(k: int, copied: bool) ->
 @pytest.mark.parametrize("cpu, fetch", [("sapphirerapids", "prefetcht1"), ("znver5", "prefetcht0")])
 def test_register_tiles_fetch_the_next_panel_together(rows: int, lines: int, cpu: str, fetch: str) -> None:
     """A line for four steps by each of eight tiles, or more lines by fewer; into the first level on AMD's CPUs."""
-    asm = stages(streamed(rows, 768), cpu)["asm"]
+    asm = stages(streamed(rows, 512), cpu)["asm"]
     parts = asm.split("\n.L")
     full = max(parts, key=lambda part: part.count("vfmadd"))
     assert full.count("vfmadd") == 2 * 26 and "rsp" not in full
     assert max(part.count(fetch) for part in parts) == lines and "testb\t$3" in asm
     assert not re.search(SPILL, asm)
+
+
+@pytest.mark.parametrize("cpu, registers", [("znver5", "zmm"), ("znver3", "ymm")])
+def test_sums_of_blocks_wait_outside_of_the_innermost_loop(cpu: str, registers: str) -> None:
+    """Where they do not fit the registers, beside those of the block; one of 512 products is a block of its own."""
+    for k, spilled in ((768, True), (512, False)):
+        texts = stages(streamed(128, k, 32 if registers == "zmm" else 16), cpu)
+        full = max(texts["asm"].split("\n.L"), key=lambda part: part.count("vfmadd"))
+        assert full.count("vfmadd") >= 12 and "rsp" not in full
+        assert bool(re.search(SPILL.replace("zmm", registers), texts["asm"])) == spilled
 
 
 @pytest.mark.parametrize("rows", [128, 60, 6, "?"])
