@@ -311,3 +311,24 @@ def test_copies_in_another_order_do_not_join_a_long_reduction(n, fused):
     body += generic("%c", [("%t", planes)], planes, body="\n").replace("yield %o", "yield %a0")
     found = groups(function([("%x", x)], body, [("%y", x), ("%c", planes)]))
     assert found["arith.addf"] == found["arith.subf"] and (found["copy"] == found["arith.subf"]) == fused
+
+
+@pytest.mark.parametrize("returned, size, fused", [(True, 90, False), (False, 90, True), (True, 9, True)])
+def test_what_is_stored_in_rows_is_transposed_from_there(returned, size, fused):
+    """If it is long: beside vectors of rows, its columns would be stored element by element."""
+    x, turned = f"tensor<{size}x80xf32>", f"tensor<80x{size}xf32>"
+    body = generic("%y", [("%x", x)], x, body="math.exp")
+    body += f"%e = tensor.empty() : {turned}\n%t = linalg.transpose ins(%y : {x}) outs(%e : {turned}) permutation = [1, 0]\n"
+    body += generic("%c", [("%t", turned)], turned, body="\n").replace("yield %o", "yield %a0")
+    results = [("%y", x), ("%c", turned)] if returned else [("%c", turned)]
+    found = groups(function([("%x", x)], body, results))
+    assert (found["copy"] == found["math.exp"]) == fused
+
+
+def test_rows_for_a_product_are_transposed_from_where_they_are_stored():
+    """The same by an indexing map, as those of a weight's gradient."""
+    x, turned = "tensor<90x80xf32>", "tensor<80x90xf32>"
+    body = generic("%y", [("%x", x)], x, body="math.exp")
+    body += generic("%c", [("%y", x)], turned, ["j, i", "i, j"], body="\n").replace("yield %o", "yield %a0")
+    found = groups(function([("%x", x)], body, [("%y", x), ("%c", turned)]))
+    assert found["copy"] != found["math.exp"]
