@@ -2,7 +2,7 @@
 
 Every case (model, dtype, number of threads) is a fresh process. In it all backends compile the same module, each is
 checked with torch._dynamo.utils.same against fp64, and then their calls are timed in turns, so that the ratios hold even
-where the machine's speed drifts.
+where the machine's speed drifts. With --train, calls are steps of training, and gradients and buffers are checked as well.
 
 With --compile-time instead: every (model, backend) is a fresh process with empty caches, and what is printed is the
 first call's time above that of the aot_eager backend, which is torch's own share of the work. With --memory: the same kind of
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -46,22 +47,24 @@ def compiled(module: Any, backend: str) -> Any:
     return torch.compile(module, backend=backend, dynamic=dynamic)
 
 
-def first_call(module: Any, args: tuple, kwargs: dict[str, Any], backend: str) -> tuple[Any, Any, float]:
-    """The compiled callable, its first output and the seconds until it was there. Raises whatever the compiler raises."""
+def first_call(
+    module: Any, args: tuple, kwargs: dict[str, Any], backend: str, work: Callable[..., Any] = lambda module, call, args, kwargs: call(*args, **kwargs)
+) -> tuple[Any, Any, float]:
+    """The compiled callable, what `work` first gives with it and the seconds until that was there. Raises whatever the compiler raises."""
     from torch._dynamo.utils import counters
 
     counters.clear()  # and nothing is reset: the contestants before this one are still needed
     start = time.perf_counter()
     call = compiled(module, backend)
-    output = call(*args, **kwargs)
+    output = work(module, call, args, kwargs)
     seconds = time.perf_counter() - start
     if backend != "eager" and not counters["stats"]["unique_graphs"]:
         raise RuntimeError("no graph reached the backend")
     return call, output, seconds
 
 
-def run_case(model: str, dtype: str, threads: int, backends: list[str], seconds: float) -> list[dict[str, Any]]:
-    """One row per backend, measured in this process. `seconds` of timing for each backend; 0 only checks.
+def run_case(model: str, dtype: str, threads: int, backends: list[str], seconds: float, train: bool = False) -> list[dict[str, Any]]:
+    """One row per backend, measured in this process. `seconds` of timing for each backend; 0 only checks. With `train`, of training steps.
 
     A row has compile_s, same, error and, when timed, median and fastest ms and the ratio of eager's median to it; or
     `failure`. Modules are deep copies, since a backend may keep what it has learnt on the module.
@@ -71,7 +74,7 @@ def run_case(model: str, dtype: str, threads: int, backends: list[str], seconds:
     import torch
     import torch._dynamo
 
-    from . import verdict
+    from . import training, verdict
     from .measure import alternate, median_ms
     from .models import build
 
@@ -79,21 +82,29 @@ def run_case(model: str, dtype: str, threads: int, backends: list[str], seconds:
     torch._dynamo.config.allow_rnn = True  # otherwise Dynamo keeps modules with an nn.LSTM from every backend
     kind = getattr(torch, DTYPES[dtype])
     module, args, kwargs = build(model)
+    work = training.step if train else lambda module, call, args, kwargs: verdict.tensors(call(*args, **kwargs))
     rows: dict[str, dict[str, Any]] = {}
     calls = {}
-    with torch.no_grad():
-        fp64 = verdict.reference(module, args, kwargs)
+    with torch.set_grad_enabled(train):
+        if train:
+            training.prepare(module)
+
+        def eager(kind: torch.dtype) -> list[torch.Tensor]:
+            own = copy.deepcopy(module).to(kind)
+            return work(own, own, *verdict.cast((args, kwargs), kind))
+
+        fp64 = [x.double() if x.is_floating_point() else x for x in eager(torch.float64)]
+        expected = eager(kind)
         module = module.to(kind)
         args, kwargs = verdict.cast((args, kwargs), kind)
-        eager = verdict.tensors(module(*args, **kwargs))
         for backend in backends:
             row = rows[backend] = {"model": model, "dtype": dtype, "threads": threads, "backend": backend}
+            own = copy.deepcopy(module)
             try:
-                call, output, row["compile_s"] = first_call(copy.deepcopy(module), args, kwargs, backend)
-                got = verdict.tensors(output)
-                row["same"] = verdict.same(eager, got, fp64, kind)
-                row["error"] = verdict.relative_error(eager, got)
-                calls[backend] = lambda call=call: call(*args, **kwargs)
+                call, got, row["compile_s"] = first_call(own, args, kwargs, backend, work)
+                row["same"] = verdict.same(expected, got, fp64, kind)
+                row["error"] = verdict.relative_error(expected, got)
+                calls[backend] = (lambda own=own, call=call: work(own, call, args, kwargs)) if train else lambda call=call: call(*args, **kwargs)
             except Exception as error:  # one backend's failure must not hide the others
                 row["failure"] = f"{type(error).__name__}: {error}"
         if seconds > 0:
@@ -204,6 +215,7 @@ def _rows(
 @click.option("--backends", default="eager,inductor,mlirc", show_default=True, help="Also inductor-freeze, aot_eager, ...")
 @click.option("--seconds", default=3.0, show_default=True, help="Seconds of timing per backend; 0 only checks.")
 @click.option("--compile-time", is_flag=True, help="Measure cold compilation instead of running.")
+@click.option("--train", is_flag=True, help="Training steps, without dropout: forward, a loss, backward. Not for frozen weights.")
 @click.option("--memory", is_flag=True, help="Measure the peak of the resident set in calls after the first ones instead, each backend in a process.")
 @click.option("--timeout", default=900.0, show_default=True, help="Seconds that one process may take.")
 @click.option("--out", type=click.Path(path_type=Path), help="Append the rows to this file as JSON lines.")
@@ -216,6 +228,7 @@ def main(
     backends: str,
     seconds: float,
     compile_time: bool,
+    train: bool,
     memory: bool,
     timeout: float,
     out: Path | None,
@@ -224,7 +237,8 @@ def main(
 ) -> None:
     contestants = backends.split(",")
     if one:
-        for row in memory_case(models, dtypes, int(threads), backends) if memory else run_case(models, dtypes, int(threads), contestants, seconds):
+        measured = memory_case(models, dtypes, int(threads), backends) if memory else run_case(models, dtypes, int(threads), contestants, seconds, train)
+        for row in measured:
             print("ROW " + json.dumps(row), flush=True)
         return
     from .models import MODELS
@@ -236,6 +250,8 @@ def main(
     unknown = [*set(chosen) - set(MODELS), *set(dtypes.split(",")) - set(DTYPES)]
     if unknown:
         raise click.UsageError(f"unknown {', '.join(unknown)}; models: {', '.join(MODELS)}; dtypes: {', '.join(DTYPES)}")
+    if train and (memory or compile_time or {"inductor-freeze", "inductor-autotune"} & set(contestants)):
+        raise click.UsageError("--train times steps of backends that can train: neither --memory nor --compile-time, and inductor without freezing")
     every: list[dict[str, Any]] = []
     for model, dtype, count in ((m, d, int(t)) for m in chosen for d in dtypes.split(",") for t in threads.split(",")):
         if compile_time:
@@ -243,7 +259,7 @@ def main(
         elif memory:
             rows = [row for b in contestants for row in _rows(model, dtype, count, [b], ["--memory"], timeout)]
         else:
-            rows = _rows(model, dtype, count, contestants, ["--seconds", str(seconds)], timeout)
+            rows = _rows(model, dtype, count, contestants, ["--seconds", str(seconds), *(["--train"] if train else [])], timeout)
         for row in rows:
             click.echo(_describe(row))
             if out:

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 from torch._dynamo.backends.registry import register_backend
 
-from mlirc.benchmarks import contractions, demo, groups, limits, measure, models, suite, verdict
+from mlirc.benchmarks import contractions, demo, groups, limits, measure, models, suite, training, verdict
 from mlirc.tests import models as small
 
 
@@ -31,6 +31,11 @@ def _failing(gm, example_inputs):
     raise RuntimeError("cannot do that")
 
 
+def _wrong_gradients(gm, example_inputs):
+    return lambda *args: [y.detach() + 1.5 * (y - y.detach()) if y.requires_grad else y for y in gm(*args)]
+
+
+register_backend(_wrong_gradients, name="mlirc_test_wrong_gradients")
 register_backend(_wrong, name="mlirc_test_wrong")
 register_backend(_failing, name="mlirc_test_failing")
 
@@ -58,6 +63,26 @@ def test_suite_rows(tiny):
     assert "cannot do that" in by_name["mlirc_test_failing"]["failure"]
     assert by_name["aot_eager"]["calls"] == by_name["eager"]["calls"] >= 5
     json.dumps(rows)
+
+
+def test_suite_training(tiny):
+    """Gradients are judged: a backend that is wrong in nothing else is wrong."""
+    rows = suite.run_case("tiny", "f32", torch.get_num_threads(), ["eager", "mlirc_test_wrong_gradients", "aot_eager"], 0.01, train=True)
+    right = {row["backend"]: row["same"] for row in rows}
+    assert right == {"eager": True, "mlirc_test_wrong_gradients": False, "aot_eager": True}
+    assert all(row["ms"] > 0 for row in rows)
+
+
+def test_suite_training_of_what_cannot_be_trained(tiny):
+    result = CliRunner().invoke(suite.main, ["--models", "tiny", "--train", "--backends", "inductor-freeze"])
+    assert result.exit_code == 2 and "without freezing" in result.output
+
+
+def test_training_drops_nothing():
+    module = training.prepare(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)).eval())
+    assert module.training and torch.equal(module(x := torch.ones(2, 4)), module[0](x))
+    with pytest.raises(ValueError, match="differentiable"):
+        training.step(module, lambda x: x.detach(), (torch.ones(2, 4),), {})
 
 
 MEMORY_OF_TINY = """

@@ -1,0 +1,45 @@
+"""Steps of training a whole model: forward, a loss, backward."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import verdict
+
+
+def prepare(module: nn.Module) -> nn.Module:
+    """The module in training mode, with nothing dropped at random, so that steps can be compared."""
+    module.train()
+    for part in module.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.p = 0.0
+        for holder in (part, getattr(part, "config", None)):
+            for name, value in list(vars(holder).items()) if holder is not None else []:
+                if "drop" in name and isinstance(value, float):
+                    setattr(holder, name, 0.0)
+    return module
+
+
+def step(module: nn.Module, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """One step of `module`, which `call` is or runs: the first differentiable output, the gradients of the parameters, and the buffers.
+
+    The loss is a sum of that output's elements with random factors. Raises ValueError where there is none.
+    """
+    module.zero_grad(set_to_none=True)
+    output = next((t for t in verdict.tensors(call(*args, **kwargs)) if t.requires_grad), None)
+    if output is None:
+        raise ValueError("no output of the model is differentiable: it cannot be trained")
+    output.backward(_factors(tuple(output.shape), output.dtype))
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    return [output.detach(), *gradients, *(b.detach() for b in module.buffers() if b.is_floating_point())]
+
+
+@functools.lru_cache
+def _factors(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The same in all dtypes, but for rounding."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
