@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from ..errors import CompileError
 from ..runtime.program import Program
-from ..runtime.results import LARGE, ResultMemory, extent
+from ..runtime.results import LARGE, LARGE_IN_TRAINING, ResultMemory, extent, most_kept
 from ..runtime.weights import WeightTable
 from .aten import laid_out
 from .backward_inputs import BackwardInputs
@@ -49,8 +49,8 @@ class Runner:
         self.program = program
         self.tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
         self.sizes = [_size_reader(s, graph) for s in graph.symbols]
-        # What a forward graph saves is freed bit by bit while the backward graph runs, which wants that memory for gradients.
-        self.outputs = [_output(o, graph, keep=report.direction == "inference") for o in graph.outputs]
+        keep = _kept_from(graph, report.direction)
+        self.outputs = [_output(o, graph, keep) for o in graph.outputs]
         self.views = [(i, o.base, _view(o, graph)) for i, o in enumerate(graph.outputs) if o.kind in ("view", "same")]
         self.gaps = [(i, evaluator(o.gaps, graph.symbols)) for i, o in enumerate(graph.outputs) if o.gaps is not None]
         self.returned = graph.returned
@@ -162,8 +162,17 @@ def _size_reader(symbol: sympy.Symbol, graph: ImportedGraph) -> Callable[[list[A
     raise CompileError(f"the value of {symbol} depends on data")
 
 
-def _output(spec: OutputSpec, graph: ImportedGraph, keep: bool) -> tuple[Callable[[list[Any], Sequence[int]], Any], bool]:
-    """(how to make an output before the call, whether the program writes it). With `keep`, the memory of large ones is used again."""
+def _kept_from(graph: ImportedGraph, direction: str) -> int | None:
+    """Bytes of an output from which on its memory is used again; None where no output's is."""
+    if direction == "inference":
+        return LARGE
+    specs = [o.tensor for o in graph.outputs if o.kind == "tensor" and o.tensor is not None]
+    known = [t for t in specs if all(isinstance(n, int) for n in (*t.shape, *t.strides))]
+    return LARGE_IN_TRAINING if sum(extent(t.shape, t.strides, t.dtype) for t in known) <= most_kept() else None  # type: ignore[arg-type]
+
+
+def _output(spec: OutputSpec, graph: ImportedGraph, keep: int | None) -> tuple[Callable[[list[Any], Sequence[int]], Any], bool]:
+    """(how to make an output before the call, whether the program writes it). The memory of those of `keep` bytes and more is used again."""
     if spec.kind == "input":
         return lambda args, sizes: args[spec.input], False
     if spec.kind in ("view", "same"):
@@ -179,13 +188,13 @@ def _output(spec: OutputSpec, graph: ImportedGraph, keep: bool) -> tuple[Callabl
     dtype = spec.tensor.dtype
     shape, strides = spec.tensor.shape, spec.tensor.strides
     if all(isinstance(s, int) for s in (*shape, *strides)):
-        if keep and extent(shape, strides, dtype) >= LARGE:
-            new = ResultMemory().make
+        if keep is not None and extent(shape, strides, dtype) >= keep:
+            new = ResultMemory(keep).make
             return lambda args, sizes: new(shape, strides, dtype), True
         return lambda args, sizes: torch.empty_strided(shape, strides, dtype=dtype, device=_CPU), True
     compute = evaluator([*shape, *strides], graph.symbols)
     n = len(shape)
-    new = ResultMemory().make if keep else functools.partial(torch.empty_strided, device=_CPU)
+    new = ResultMemory(keep).make if keep is not None else functools.partial(torch.empty_strided, device=_CPU)
 
     def make(args: list[Any], sizes: Sequence[int]) -> torch.Tensor:
         values = compute(sizes)

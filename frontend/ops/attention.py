@@ -1,6 +1,6 @@
 """Attention as two products with a softmax between them.
 
-    out = softmax(scale * q k^T + mask) v
+    out = softmax(scale * q k^T + mask) v            and its gradients, five products
 
 What ATen's flash kernel keeps in tiles lies in memory here: the scores, one for each pair of a query and a key. In exchange all
 three parts are kernels like any other, which masks, casts and changes of layout fuse into. Of more than `MAX_SCORES` the queries
@@ -112,18 +112,7 @@ def _attend(
     """(The result [dims.out], logsumexp [dims.scores but n] or None). `first` is the place of the first query if it matters what is before it."""
     d = compute_dtype(q.dtype)
     extents = dict(zip(dims.q, q.shape)) | {"n": k.shape[2]}
-    scores = b.contract(q, k, (dims.q, dims.k, dims.scores), tuple(extents[c] for c in dims.scores))
-    scores = b.pointwise(scores.shape, [scores], d, d, d, lambda u: arith.mulf(u, scalar(d, factor)))
-    if attn_mask is not None:
-        scores = b.pointwise(scores.shape, [scores, attn_mask], d, d, d, arith.addf)
-    if first is not None:
-        query, key = dims.scores.find("m"), dims.scores.index("n")
-
-        def seen(at: Any, u: Any) -> Any:
-            row = builders.index(0) if query < 0 else arith.addi(at[query], builders.index(first)) if first else at[query]
-            return arith.select(arith.cmpi(arith.CmpIPredicate.sle, at[key], row), u, scalar(d, float("-inf")))
-
-        scores = b.from_indices(scores.shape, [scores], d, seen)
+    scores = _scores(b, dims, q, k, attn_mask, factor, first)
     # A query that may see no key gets zeros.
     last = scores.rank - 1
     top = finite_max(b, scores, [last], d)
@@ -141,6 +130,64 @@ def _attend(
         return out, None
     # 0 for a query that may see no key, as in ATen: its gradient is exp(-inf - 0) = 0 then, not exp(-inf + inf) = NaN.
     return out, b.pointwise(total.shape, [total, top], d, d, d, lambda t, m: arith.addf(math.log(one(t)), m))
+
+
+def _scores(b: GraphBuilder, dims: _Dims, q: T, k: T, attn_mask: T | None, factor: float, first: int | None) -> T:
+    """What the softmax is of, [dims.scores]: -inf where a query may not see a key. `first` as in `_attend`."""
+    d = compute_dtype(q.dtype)
+    extents = dict(zip(dims.q, q.shape)) | {"n": k.shape[2]}
+    scores = b.contract(q, k, (dims.q, dims.k, dims.scores), tuple(extents[c] for c in dims.scores))
+    scores = b.pointwise(scores.shape, [scores], d, d, d, lambda u: arith.mulf(u, scalar(d, factor)))
+    if attn_mask is not None:
+        scores = b.pointwise(scores.shape, [scores, attn_mask], d, d, d, arith.addf)
+    if first is None:
+        return scores
+    query, key = dims.scores.find("m"), dims.scores.index("n")
+
+    def seen(at: Any, u: Any) -> Any:
+        row = builders.index(0) if query < 0 else arith.addi(at[query], builders.index(first)) if first else at[query]
+        return arith.select(arith.cmpi(arith.CmpIPredicate.sle, at[key], row), u, scalar(d, float("-inf")))
+
+    return b.from_indices(scores.shape, [scores], d, seen)
+
+
+@lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def attention_backward(
+    b: GraphBuilder, node: Any, grad: T, q: T, k: T, v: T, out: T, log: T, dropout_p: float, is_causal: bool, *,
+    attn_mask: T | None = None, scale: float | None = None,
+) -> list[T]:  # fmt: skip
+    """The gradients of q, k and v; shapes as those of `attention`, `log` is its logsumexp.
+
+    p = exp(scale * q k^T + mask - log);  dv = p^T do;  ds = scale * p * (do v^T - sum of do * out);  dq = ds k;  dk = ds^T q
+    """
+    if _parts(node, dropout_p, is_causal, first=1):
+        raise Unsupported(f"the gradient of attention over more than {MAX_SCORES} scores is ATen's kernel, which does not keep them")
+    batch, heads, m, size = q.shape
+    d, dims, to_q, to_k = compute_dtype(q.dtype), _SAME_HEADS, "bmhd", "bnhd"
+    groups = (heads,)
+    if not same(heads, k.shape[1]):
+        dims, to_q, to_k = _FEWER_HEADS_OF_KEYS, "bmgrd", "bngd"
+        groups = (k.shape[1], heads // k.shape[1])  # type: ignore[operator]
+        q, grad, out = (b.reshape(t, (batch, *groups, m, t.shape[3])) for t in (q, grad, out))
+        log, attn_mask = b.reshape(log, (batch, *groups, m)), _grouped(b, attn_mask, groups, dims)
+    factor = 1 / pymath.sqrt(size) if scale is None else scale  # type: ignore[arg-type]
+    extents = dict(zip(dims.q, q.shape)) | {"n": k.shape[2]}
+    scores = _scores(b, dims, q, k, attn_mask, factor, 0 if is_causal else None)
+    exp = softmax_exp(k.dtype)
+    rows = b.reshape(log, (*log.shape, 1))
+    p = b.pointwise(scores.shape, [scores, rows], d, d, d, lambda u, t: exp(arith.subf(u, t)))
+    weights = b.convert(p, k.dtype)
+    through = b.contract(grad, v, (dims.q, dims.k, dims.scores), scores.shape)
+    product = b.pointwise(grad.shape, [grad, out], d, d, d, arith.mulf)
+    delta = b.reduce(product, [product.rank - 1], "add", True, d)
+    ds = b.pointwise(
+        scores.shape, [p, through, delta], d, d, k.dtype, lambda w, t, s: arith.mulf(arith.mulf(w, arith.subf(t, s)), scalar(d, factor))
+    )
+    dv = b.contract(weights, grad, (dims.scores, dims.q, to_k), tuple((extents | {"d": v.shape[3]})[c] for c in to_k))
+    dq = b.contract(ds, k, (dims.scores, dims.k, to_q), tuple(extents[c] for c in to_q))
+    dk = b.contract(ds, q, (dims.scores, dims.q, to_k), tuple(extents[c] for c in to_k))
+    dq = b.reshape(b.convert(dq, q.dtype), (batch, m, heads, size))
+    return [b.permute(t, [0, 2, 1, 3]) for t in (dq, b.convert(dk, k.dtype), b.convert(dv, v.dtype))]
 
 
 def _rows(b: GraphBuilder, x: T, dim: int, first: int, n: Any) -> T:
@@ -161,12 +208,12 @@ def _grouped(b: GraphBuilder, mask: T | None, groups: tuple[Any, Any], dims: _Di
     return b.reshape(mask, (batch, *((1, 1) if same(heads, 1) else groups), *rest))
 
 
-def _parts(node: Any, dropout_p: float, is_causal: bool) -> list[tuple[int, int]]:
-    """(First, number) of the queries in each part; none where they are taken at once.
+def _parts(node: Any, dropout_p: float, is_causal: bool, first: int = 0) -> list[tuple[int, int]]:
+    """(First, number) of the queries in each part; none where they are taken at once. The node's arguments from `first` on are q, k and v.
 
     Raises Unsupported where the kernel stays ATen's. That a symbolic size keeps to the limit becomes a guard of the graph.
     """
-    q, k, v = (argument.meta["val"] for argument in node.args[:3])
+    q, k, v = (argument.meta["val"] for argument in node.args[first : first + 3])
     if dropout_p:
         raise Unsupported("attention with dropout is ATen's")
     if k.shape[1] != v.shape[1]:

@@ -11,7 +11,6 @@ from ..registry import Unsupported, lowers
 
 aten = torch.ops.aten
 
-_ATTENTION = "attention's gradient is ATen's kernel"
 _SORTS = "sorting: what is compared with what depends on data"
 _SCANS = "running extrema and logarithms of sums"
 
@@ -38,7 +37,6 @@ _NAMED = {
 """reason -> ops"""
 
 REASONS: dict[Any, str] = {
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _ATTENTION,
     # The token that orders such ops passes through the calls.
     torch.ops.higher_order.with_effects: "an op with effects, such as the check of a decomposition's errors",
     aten.randperm: "a permutation: ATen swaps elements one after the other",

@@ -133,7 +133,7 @@ def test_output_as_the_next_projection_wants_it() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients(dtype: torch.dtype) -> None:
-    """The backward kernel is ATen's; it takes our logarithms of sums."""
+    """They take our logarithms of sums."""
 
     def grads(f, dtype: torch.dtype) -> list[torch.Tensor]:  # noqa: ANN001
         args = [a.detach().to(dtype).requires_grad_() for a in (q, k, v)]
@@ -146,6 +146,30 @@ def test_gradients(dtype: torch.dtype) -> None:
     compiled = torch.compile(F.scaled_dot_product_attention, backend="mlirc")
     eager = F.scaled_dot_product_attention
     assert same(grads(eager, dtype), grads(compiled, dtype), grads(eager, torch.float64), tol=1e-4 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("m,n,keys", [(1, 1, 3), (17, 33, 3), (33, 33, 1), (1, 65, 1), (67, 19, 3)])
+@pytest.mark.parametrize("kind", ["none", "causal", "bool", "float"])
+def test_gradients_by_kernels_of_ours(kind: str, m: int, n: int, keys: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    mask = {"bool": torch.rand(2, 1, m, n) < 0.7, "float": torch.randn(m, n, dtype=dtype)}.get(kind)
+
+    def f(q, k, v, g, *mask):  # noqa: ANN001, ANN202
+        out = F.scaled_dot_product_attention(q, k, v, *mask, is_causal=kind == "causal", scale=0.3, enable_gqa=keys != 3)
+        return out, *torch.autograd.grad(out, (q, k, v), g)
+
+    args = [heads(m, dtype=dtype), heads(n, heads=keys, dtype=dtype), heads(n, heads=keys, size=16, dtype=dtype)]
+    leaves = [t.detach().requires_grad_() for t in args]
+    masks = [] if mask is None else [mask]
+    compare(f, *leaves, torch.randn_like(args[0]), *masks)
+
+
+def test_no_gradient_is_left_to_aten() -> None:
+    q = heads(33, size=64).detach().requires_grad_()
+    report = mlirc.explain(F.scaled_dot_product_attention, q, q, q)
+    assert [graph.direction for graph in report.graphs] == ["forward", "backward"]
+    assert not [node for graph in report.graphs for node in graph.aten]
 
 
 def test_lengths_that_change() -> None:
@@ -209,7 +233,7 @@ def test_parts_of_the_keys_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_of_parts(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The logarithms of all parts are put together for ATen's gradient."""
+    """They are ATen's, which takes the logarithms of all parts."""
     monkeypatch.setattr(attention, "MAX_SCORES", 2000)
     torch.manual_seed(0)
     leaves = [heads(33).detach().requires_grad_() for _ in range(3)]

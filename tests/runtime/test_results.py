@@ -107,14 +107,47 @@ def test_small_results_are_not_kept() -> None:
     assert not memory._kept
 
 
-def test_what_a_forward_graph_saves_is_not_kept() -> None:
-    f = compiled()
-    x = torch.zeros(N, requires_grad=True)
+def storages_of_a_step(f, x: torch.Tensor) -> list[weakref.ref]:  # noqa: ANN001
+    """Of the result, which is saved, and of the gradient, both dropped."""
+    x.grad = None
     y = f(x)
-    owner = weakref.ref(y.untyped_storage())
     y.sum().backward()
-    del y
-    assert owner() is None
+    assert x.grad is not None
+    return [weakref.ref(y.untyped_storage()), weakref.ref(x.grad.untyped_storage())]
+
+
+def test_steps_of_training_use_their_memory_again() -> None:
+    """What the forward graph saves, and the gradients, as soon as those of the step before are dropped."""
+    f = torch.compile(lambda x: x.exp(), backend="mlirc")
+    x = torch.zeros(N // 8, requires_grad=True)
+    places = []
+    for _ in range(4):
+        x.grad = None
+        y = f(x)
+        y.sum().backward()
+        assert x.grad is not None and bool((x.grad == 1).all())
+        places.append((y.data_ptr(), x.grad.data_ptr()))
+        del y
+    assert places[2] == places[1] == places[3]
+
+
+def test_gradients_that_are_kept_are_not_written_to() -> None:
+    f = torch.compile(lambda x: x * x, backend="mlirc")
+    kept = []
+    for i in range(6):
+        x = torch.full((N,), float(i), requires_grad=True)
+        (g,) = torch.autograd.grad(f(x).sum(), x)
+        kept.append(g)
+    assert all(bool((g == 2 * i).all()) for i, g in enumerate(kept))
+    x = torch.full((N,), 3.0, requires_grad=True)
+    for _ in range(5):
+        f(x).sum().backward()
+    assert x.grad is not None and bool((x.grad == 30).all())
+
+
+def test_what_takes_too_much_of_the_machine_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlirc.frontend.runner.most_kept", lambda: 1 << 20)
+    assert all(owner() is None for owner in storages_of_a_step(compiled(), torch.zeros(N, requires_grad=True)))
 
 
 def test_inference_mode_and_fake_tensors() -> None:
