@@ -39,7 +39,7 @@ def _is_copy(op: ir.Operation) -> bool:
     sizes = st.shape(op.operands[0]), st.shape(op.results[0])
     if min((*sizes[0], *sizes[1], 0)) < 0 or len(sizes[0]) < 2:
         return False
-    return math.prod(sizes[1]) >= TIMES * math.prod(sizes[0]) > 0
+    return sizes[1][-1] > 1 and math.prod(sizes[1]) >= TIMES * math.prod(sizes[0]) > 0
 
 
 def _reads_across_lines(op: ir.Operation, layouts: Layouts) -> bool:
