@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...dialects import builders, own
-from ...dialects.mlir import arith, ir
+from ...dialects.mlir import arith, ir, tensor
 from ..dtypes import cast, compute_dtype, is_unsigned, scalar
 from ..extents import Extent, product, same
 from ..graph_builder import GraphBuilder, Operand, Scalar, T, neutral
@@ -261,6 +261,36 @@ def embedding_backward(b: GraphBuilder, node: Any, grad: T, indices: T, rows: An
             return arith.select(s.eq(torch.int64, i, p), scalar(d, 0), g)
 
         grad = b.pointwise(grad.shape, [grad, column, padding], [d, torch.int64, torch.int64], d, d, keep)
+    dtype, count = node.meta["val"].dtype, product(indices.shape)
+    if dtype != d and isinstance(rows, int) and isinstance(count, int) and 0 < count * ROWS_OF_AN_INDEX <= rows:
+        return _few_rows(b, b.reshape(grad, (count, shape[1])), b.reshape(indices, (count,)), rows, dtype)
     loops = list(range(indices.rank))
     y = write_at(b, b.full(shape, d, 0), grad, [indices], loops, [-1, indices.rank], "add")
-    return b.convert(y, node.meta["val"].dtype)
+    return b.convert(y, dtype)
+
+
+ROWS_OF_AN_INDEX = 8
+"""From which on the sums of the rows that occur are made apart from the others, which are zero: for 128 of 30,522 rows of 768, in bf16, 1.3 instead
+of 20 ms, most of which a table of f32 took."""
+
+
+def _few_rows(b: GraphBuilder, grad: T, indices: T, rows: int, dtype: torch.dtype) -> T:
+    """A table of zeros but for the sums of few rows, grad [n, size] at indices [n], which are kept in a narrower dtype.
+
+    The first index of all that are equal has the sum, in what is computed in; all of them then write it to the row.
+    """
+    n, size = grad.shape
+    numbers = b.from_indices((n,), [], torch.int64, lambda at: arith.index_cast(ir.IntegerType.get_signless(64), at[0]))
+    first = write_at(b, b.full((rows,), torch.int64, n), numbers, [indices], [0], [-1], "min")
+
+    def slot(at: Sequence[Value], i: Value) -> Value:
+        return tensor.extract(first.value, [b.checked_index(i, indices.dtype, rows, wrap=False)])
+
+    slots = b.from_indices((n,), [indices], torch.int64, slot)
+    sums = b.convert(write_at(b, b.full((n, size), compute_dtype(dtype), 0), grad, [slots], [0], [-1, 1], "add"), dtype)
+
+    def row(at: Sequence[Value], i: Value) -> Value:
+        return tensor.extract(sums.value, [arith.index_cast(ir.IndexType.get(), i), at[1]])
+
+    updates = b.from_indices((n, size), [b.reshape(slots, (n, 1))], dtype, row)
+    return write_at(b, b.full((rows, size), dtype, 0), updates, [indices], [0], [-1, 1], own.SET)

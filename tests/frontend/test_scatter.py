@@ -462,3 +462,20 @@ def test_graph_network(dynamic):
         x, edges = R(n, 12), indices(n, 2, e)
         for got, want in zip(compiled(x, edges), loss(x, edges)):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(3, 7), (40,), (1,), (2, 65)])
+def test_embedding_gradient_of_few_rows(shape, dtype):
+    """Rows that occur twice are summed in f32 before they are rounded, as in a table of f32."""
+    torch.manual_seed(0)
+    i = torch.randint(0, 9, shape) * 100 + 7
+    w, g = torch.randn(1100, 33).to(dtype).requires_grad_(), torch.randn(*shape, 33).to(dtype)
+
+    def f(w, i, g):
+        return torch.autograd.grad(F.embedding(i, w, padding_idx=107), w, g)[0]
+
+    compare(f, w, i, g)
+    exact = torch.zeros(1100, 33).index_add_(0, i.flatten(), g.flatten(0, -2).float())
+    exact[107] = 0
+    assert torch.equal(torch.compile(f, backend="mlirc")(w, i, g), exact.to(dtype))
