@@ -35,7 +35,8 @@ def step(module: nn.Module, call: Callable[..., Any], args: tuple, kwargs: dict[
     if output is None:
         raise ValueError("no output of the model is differentiable: it cannot be trained")
     output.backward(_factors(tuple(output.shape), output.dtype))
-    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    # What the output does not depend on has no gradient in eager mode, and one of zeros where the whole module is one graph.
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters() if p.requires_grad]
     return [output.detach(), *gradients, *(b.detach() for b in module.buffers() if b.is_floating_point())]
 
 

@@ -73,6 +73,21 @@ def test_suite_training(tiny):
     assert all(row["ms"] > 0 for row in rows)
 
 
+class TwoOutputs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.first(x), self.second(x)
+
+
+def test_suite_training_of_one_of_two_outputs(monkeypatch):
+    """What only the other one depends on has no gradient, or zeros."""
+    monkeypatch.setitem(models.MODELS, "two", lambda: (TwoOutputs(), (torch.randn(3, 4),), {}))
+    assert all(row["same"] for row in suite.run_case("two", "f32", torch.get_num_threads(), ["eager", "aot_eager"], 0, train=True))
+
+
 def test_suite_training_of_what_cannot_be_trained(tiny):
     result = CliRunner().invoke(suite.main, ["--models", "tiny", "--train", "--backends", "inductor-freeze"])
     assert result.exit_code == 2 and "without freezing" in result.output
