@@ -30,7 +30,7 @@ from .passes.even_odd import even_odd
 from .passes.expand_math import expand_math
 from .passes.interleave import interleave
 from .passes.registry import NOTHING, UserCode, UserFile, files_key, line_in, load, read_files
-from .passes.results import lying
+from .passes.results import LOOSE, lying
 from .passes.round_in_place import round_in_place
 from .passes.strategy import MODEL, Adjustment, adjusted, parse_pins, pinned, reasons, select_strategy, write_strategy
 from .passes.tabulate import tabulate
@@ -148,11 +148,12 @@ def compile_graph(
     options: Options,
     observer: Observer | None = None,
     weights: Sequence[int] = (),
+    loose: Sequence[int] = (),
 ) -> CompiledGraph:
     """Compile `@main` of an imported module; the module's context must be current.
 
     `writes[i]` is the tensor argument that result `n_outputs + i` overwrites, `weights` are the tensor arguments that
-    hardly ever change: what depends on them alone is computed once. Raises CompileError naming the kernel where
+    hardly ever change: what depends on them alone is computed once, `loose` the results whose dims may lie in any order. Raises CompileError naming the kernel where
     one fails, with the FX nodes that it comes from as `origins`, and the other kernels that failed as `others`.
     """
     from .passes.build_plan import build_plan
@@ -161,6 +162,7 @@ def compile_graph(
     start = time.perf_counter()
     files = read_files(options.passes)
     mark_weights(module, weights)
+    mark_loose(module, loose)
     if files:
         module, kernels, files = _graph_passes_apart(module, writes, target, options, files)
         function = find_main(module)
@@ -183,6 +185,11 @@ def mark_weights(module: ir.Module, weights: Sequence[int]) -> None:
     from .passes.weights import WEIGHTS
 
     find_main(module).attributes[WEIGHTS] = ir.DenseI64ArrayAttr.get(list(weights), module.context)
+
+
+def mark_loose(module: ir.Module, results: Sequence[int]) -> None:
+    """Tell the graph passes which results may lie in memory as they are made."""
+    find_main(module).attributes[LOOSE] = ir.DenseI64ArrayAttr.get(list(results), module.context)
 
 
 def find_main(module: ir.Module) -> ir.Operation:

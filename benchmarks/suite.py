@@ -47,8 +47,15 @@ def compiled(module: Any, backend: str) -> Any:
     return torch.compile(module, backend=backend, dynamic=dynamic)
 
 
+def outputs(module: Any, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that a call of `module`, or of what it was compiled to, returns: what is done in a call that trains nothing."""
+    from .verdict import tensors
+
+    return tensors(call(*args, **kwargs))
+
+
 def first_call(
-    module: Any, args: tuple, kwargs: dict[str, Any], backend: str, work: Callable[..., Any] = lambda module, call, args, kwargs: call(*args, **kwargs)
+    module: Any, args: tuple, kwargs: dict[str, Any], backend: str, work: Callable[..., Any] = outputs
 ) -> tuple[Any, Any, float]:
     """The compiled callable, what `work` first gives with it and the seconds until that was there. Raises whatever the compiler raises."""
     from torch._dynamo.utils import counters
@@ -82,7 +89,7 @@ def run_case(model: str, dtype: str, threads: int, backends: list[str], seconds:
     torch._dynamo.config.allow_rnn = True  # otherwise Dynamo keeps modules with an nn.LSTM from every backend
     kind = getattr(torch, DTYPES[dtype])
     module, args, kwargs = build(model)
-    work = training.step if train else lambda module, call, args, kwargs: verdict.tensors(call(*args, **kwargs))
+    work = training.step if train else outputs
     rows: dict[str, dict[str, Any]] = {}
     calls = {}
     with torch.set_grad_enabled(train):

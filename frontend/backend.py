@@ -15,7 +15,7 @@ from torch._functorch.partitioners import default_partition, min_cut_remateriali
 
 from .. import log
 from ..dialects.mlir import ir
-from ..driver import CompiledGraph, blame, compile_graph, find_main
+from ..driver import CompiledGraph, blame, compile_graph
 from ..errors import CompileError, OptionError
 from ..lowering.target import Target
 from ..options import GUARD_PAGES, Options
@@ -41,7 +41,7 @@ from .registration import allow_several_threads
 from .registry import LeaveGraph
 from .report import GraphReport, record
 from .runner import Runner
-from .saved import lay, mark_loose, report_strides, saved_outputs
+from .saved import lay, loose_results, report_strides, saved_outputs
 from .static_inputs import leave_out_uncounted, static_inputs, weight_inputs
 
 allow_several_threads()
@@ -169,9 +169,8 @@ def _compile(
         # The places of parameters are those of the forward graph.
         kept = weight_inputs(graph, static_inputs()) if direction == "inference" and options.prepack else []
         weights = [tensors.index(i) for i in kept]
-        mark_loose(graph, find_main(graph.module))
         compiled = compile_graph(
-            graph.module, [str(s) for s in graph.symbols], n_outputs, writes, target, options, observer, weights
+            graph.module, [str(s) for s in graph.symbols], n_outputs, writes, target, options, observer, weights, loose_results(graph)
         )
     lay(graph, compiled.lying)
     by_name = {c.name: c for c in graph.aten_calls}

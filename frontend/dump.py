@@ -14,7 +14,7 @@ import torch
 from torch._functorch.aot_autograd import make_boxed_func
 
 from ..dialects.mlir import ir
-from ..driver import adjust_kernels, compile_kernel, find_main, mark_weights, run_graph_passes
+from ..driver import adjust_kernels, compile_kernel, mark_loose, mark_weights, run_graph_passes
 from ..errors import CompileError
 from ..lowering.target import Target
 from ..options import Options
@@ -26,7 +26,7 @@ from .backend import capture
 from .explain import call, restored
 from .imported import ImportedGraph, TensorSpec
 from .importer import import_graph
-from .saved import lay, mark_loose, report_strides, saved_outputs
+from .saved import lay, loose_results, report_strides, saved_outputs
 from .static_inputs import static_inputs, weight_inputs
 from .user_model import UserModel
 
@@ -121,7 +121,7 @@ def _imported(graph: Captured, options: Options) -> tuple[ImportedGraph, list[in
     tensors = [i for i, spec in enumerate(imported.inputs) if isinstance(spec, TensorSpec)]
     kept = weight_inputs(imported, graph.static) if graph.direction == "inference" and options.prepack else []
     mark_weights(imported.module, [tensors.index(i) for i in kept])
-    mark_loose(imported, find_main(imported.module))
+    mark_loose(imported.module, loose_results(imported))
     return imported, [tensors.index(i) for i in imported.writes]
 
 

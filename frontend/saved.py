@@ -14,8 +14,6 @@ from typing import Any
 import torch
 import torch.fx
 
-from ..dialects.mlir import ir
-from ..passes.results import LOOSE
 from .imported import ImportedGraph, OutputSpec
 
 
@@ -42,10 +40,9 @@ def _shows_all(view: OutputSpec, base: OutputSpec) -> bool:
     return view.kind == "same" or view.tensor == base.tensor and view.offset == 0 and not any(view.lazy)
 
 
-def mark_loose(graph: ImportedGraph, function: ir.Operation) -> None:
-    """Tell the graph passes which results may lie as they are made."""
-    tensors = [o for o in graph.outputs if o.kind == "tensor"]
-    function.attributes[LOOSE] = ir.DenseI64ArrayAttr.get([n for n, o in enumerate(tensors) if o.order is not None], function.context)
+def loose_results(graph: ImportedGraph) -> list[int]:
+    """The results of the program that may lie as they are made."""
+    return [n for n, o in enumerate(o for o in graph.outputs if o.kind == "tensor") if o.order is not None]
 
 
 def lay(graph: ImportedGraph, lying: Mapping[int, Sequence[int]]) -> None:

@@ -42,6 +42,20 @@ def reordered(value: ir.Value, order: Sequence[int], layouts: Layouts, widened: 
     return out
 
 
+def windows(convolution: ir.Operation, loops: Sequence[int], sizes: Sequence[builders.Size]) -> ir.Value:
+    """A copy of what a convolution reads of its first operand, with a dim for each of these loops, whose sizes are given, in this order."""
+    image = st.maps(convolution)[0]
+    new = [ir.AffineConstantExpr.get(0)] * image.n_dims
+    for i, d in enumerate(loops):
+        new[d] = ir.AffineDimExpr.get(i)
+    rank = len(loops)
+    places = ir.AffineMap.get(rank, 0, [e.compose(ir.AffineMap.get(rank, 0, new)) for e in image.results])
+    value = convolution.operands[0]
+    init = builders.empty(sizes, builders.element_type(value))
+    (copy,) = builders.generic([value], [init], [places, builders.identity(rank)], "p" * rank, lambda x, _: [x])
+    return copy
+
+
 def pad_behind(value: ir.Value, at: int, amount: int, sizes: Sequence[builders.Size]) -> ir.Value:
     """The value, whose sizes are given, with zeros behind dim `at`, whose size is known; itself where there are none to add."""
     if not amount:

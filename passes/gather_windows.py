@@ -17,8 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..dialects import builders
-from ..dialects.mlir import ir, linalg
+from ..dialects.mlir import ir
 from . import structure as st
+from .copies import windows
 from .layouts import Layouts
 from .pack import PackShape
 from .strategy.convolutions import gathers_windows
@@ -73,14 +74,15 @@ def _rewrite(op: ir.Operation, loops: _Sum, layouts: Layouts) -> None:
     sizes |= dict(zip(st.map_dims(st.maps(op)[1]), st.shape(grad)))
     rows = [loops.channel, *loops.taps]
     n, rank = len(rows), len(rows) + len(loops.positions)
-    seen = _gathered(op, [*rows, *loops.positions], sizes)
+    seen = windows(op, [*rows, *loops.positions], [sizes[d] for d in (*rows, *loops.positions)])
+    st.operation(seen.owner).attributes[st.ORDERED] = ir.UnitAttr.get()
     seen = layouts.collapsed(seen, [list(range(n)), list(range(n, rank))])
     positions = len(loops.positions)
     flat = layouts.collapsed(grad, [list(range(positions)), [positions]])
     zero = st.owner(op.operands[2])
     assert zero is not None and zero.name == "linalg.fill"
     shape = [st.shape(seen)[0], st.shape(flat)[1]]
-    init = linalg.fill(zero.operands[0], outs=[builders.empty(shape, builders.element_type(op.results[0]))])
+    init = builders.fill(shape, zero.operands[0])
     y = builders.contraction(op.regions[0].blocks[0], [seen, flat], init, ["kp", "po", "ko"], "kop")
     y = builders.transpose(y, [1, 0], shape[::-1])
     weight = [shape[1], *(sizes[d] for d in rows)]
@@ -89,16 +91,3 @@ def _rewrite(op: ir.Operation, loops: _Sum, layouts: Layouts) -> None:
     op.results[0].replace_all_uses_with(y)
     op.erase()
 
-
-def _gathered(op: ir.Operation, loops: list[int], sizes: dict[int, int]) -> ir.Value:
-    """What each tap sees of each channel at each position."""
-    image = st.maps(op)[0]
-    new = [ir.AffineConstantExpr.get(0)] * image.n_dims
-    for i, d in enumerate(loops):
-        new[d] = ir.AffineDimExpr.get(i)
-    source = [e.compose(ir.AffineMap.get(len(loops), 0, new)) for e in image.results]
-    init = builders.empty([sizes[d] for d in loops], builders.element_type(op.operands[0]))
-    maps = [ir.AffineMap.get(len(loops), 0, source), builders.identity(len(loops))]
-    (copy,) = builders.generic([op.operands[0]], [init], maps, "p" * len(loops), lambda x, _: [x])
-    st.operation(copy.owner).attributes[st.ORDERED] = ir.UnitAttr.get()
-    return copy

@@ -20,8 +20,9 @@ In AMX's tiles seven positions of a line take as long as sixteen rows, so that e
 from __future__ import annotations
 
 from ..dialects import builders
-from ..dialects.mlir import ir, linalg
+from ..dialects.mlir import ir
 from . import structure as st
+from .copies import windows
 from .layouts import Layouts
 from .pack import PackShape
 from .strategy.convolutions import gathers_taps
@@ -98,18 +99,10 @@ def _is_kept(op: ir.Operation, weights: set[ir.Value]) -> bool:
 
 def _gathered(op: ir.Operation, taps: list[int], layouts: Layouts) -> ir.Value:
     """What each position sees: [n, *positions, *taps]."""
-    image, weight, out = st.maps(op)
-    loops = [*st.map_dims(out)[:-1], *taps]
+    _, weight, out = st.maps(op)
     sizes = dict(zip(st.map_dims(weight), st.shape(op.operands[1])))
-    new = [ir.AffineConstantExpr.get(0)] * image.n_dims
-    for i, d in enumerate(loops):
-        new[d] = ir.AffineDimExpr.get(i)  # type: ignore[index]
-    source = [e.compose(ir.AffineMap.get(len(loops), 0, new)) for e in image.results]
     shape = [*layouts.values(op.results[0])[:-1], *(sizes[d] for d in taps)]
-    init = builders.empty(shape, builders.element_type(op.operands[0]))
-    maps = [ir.AffineMap.get(len(loops), 0, source), builders.identity(len(loops))]
-    (copy,) = builders.generic([op.operands[0]], [init], maps, "p" * len(loops), lambda x, _: [x])
-    return copy
+    return windows(op, [*st.map_dims(out)[:-1], *taps], shape)  # type: ignore[list-item]
 
 
 def _taps(op: ir.Operation, planes: bool) -> list[int]:
@@ -151,5 +144,5 @@ def _collapsed(value: ir.Value, groups: list[list[int]], layouts: Layouts) -> ir
     """With these dims merged; of a filled tensor, another one that is filled."""
     maker = st.owner(value)
     if maker is not None and maker.name == "linalg.fill":
-        return linalg.fill(maker.operands[0], outs=[builders.empty(layouts.merged(value, groups), builders.element_type(value))])
+        return builders.fill(layouts.merged(value, groups), maker.operands[0])
     return layouts.collapsed(value, groups)

@@ -15,7 +15,7 @@ each is turned. The gate of gMLP (196 x 196 times 196 x 768, bf16, AVX-512) take
 from __future__ import annotations
 
 from ..dialects import builders
-from ..dialects.mlir import ir, linalg
+from ..dialects.mlir import ir
 from . import structure as st
 from .layouts import Layouts
 from .weights import weights_of
@@ -106,7 +106,7 @@ def _turn(op: ir.Operation, layouts: Layouts) -> None:
     swapped = [*range(len(batch)), len(batch) + 1, len(batch)]
     zero = st.owner(op.operands[2])
     assert zero is not None and zero.name == "linalg.fill"
-    init = linalg.fill(zero.operands[0], outs=[builders.empty([*batch, n, c], builders.element_type(op.results[0]))])
+    init = builders.fill([*batch, n, c], zero.operands[0])
     x = builders.transpose(rows, swapped, [*batch, k, c])
     lead = "b" * len(batch)
     places = [st.map_dims(m) for m in st.maps(op)]

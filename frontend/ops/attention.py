@@ -164,7 +164,6 @@ def attention_backward(
         raise Unsupported(f"the gradient of attention over more than {MAX_SCORES} scores is ATen's kernel, which does not keep them")
     batch, heads, m, size = q.shape
     d, dims, to_q, to_k = compute_dtype(q.dtype), _SAME_HEADS, "bmhd", "bnhd"
-    groups = (heads,)
     if not same(heads, k.shape[1]):
         dims, to_q, to_k = _FEWER_HEADS_OF_KEYS, "bmgrd", "bngd"
         groups = (k.shape[1], heads // k.shape[1])  # type: ignore[operator]

@@ -60,10 +60,7 @@ f32, with rows of 3 KB, 16.3 instead of 15.7."""
 def stores_lanes_last(kernel: KernelFunction, r: Roles, caches: Caches) -> bool:
     """Whether lines of a result that is contiguous along the rows are still in the second-level cache when the next block of rows comes, only if
     the blocks of lanes are the outermost loop."""
-    d = kernel.domain
-    assert d.anchor is not None
-    row = product(r.reductions, d.sizes) * builders.element_type(d.anchor.operands[1 if r.swapped else 0]).width // 8
-    return not r.outer and row <= SHORT_ROW and sum(_bytes(v, kernel) for v in kernel.results) > blocks.resident(caches)
+    return not r.outer and _row_bytes(kernel, r) <= SHORT_ROW and sum(_bytes(v, kernel) for v in kernel.results) > blocks.resident(caches)
 
 
 def outer_only(kernel: KernelFunction, r: Roles) -> bool:
@@ -72,6 +69,13 @@ def outer_only(kernel: KernelFunction, r: Roles) -> bool:
     assert op is not None
     classes = {kernel.domain.loops[op][d] for d in st.used_loops(st.maps(op)[1 if not r.swapped else 0])}
     return r.lane is not None and not classes & set(r.outer)
+
+
+def _row_bytes(kernel: KernelFunction, r: Roles) -> int:
+    """Of what a row of the product is reduced from."""
+    op = kernel.domain.anchor
+    assert op is not None
+    return product(r.reductions, kernel.domain.sizes) * builders.element_type(op.operands[1 if r.swapped else 0]).width // 8
 
 
 def _bytes(value: ir.Value, kernel: KernelFunction) -> int:
@@ -139,7 +143,7 @@ def near(
             "the lines that they are written to come from memory, and are fetched while they follow one another"
         )
         return PLAIN_ROW_TILES, 1
-    row_bytes = product(r.reductions, d.sizes) * builders.element_type(op.operands[1 if r.swapped else 0]).width // 8
+    row_bytes = _row_bytes(kernel, r)
     size, resident = d.sizes[r.row], blocks.resident(caches)
     lanes = -(-known(d.sizes[r.lane]) // width) if len(d.siblings) == 1 else _lane_blocks(kernel, width)
     if LEAST_NEAR * row_bytes > resident or isinstance(size, int) and size * row_bytes <= resident:
