@@ -52,11 +52,9 @@ def materialize(function: ir.Operation, writes: Sequence[int]) -> None:
         if own and i in free and not layouts.whole(value) and (strides := _permuted(value, layouts)):
             lying[i] = strides
             last.operands[i] = root
-            _erase_views(value)
         elif not own or not layouts.whole(value):
             with ir.InsertionPoint(last), producer.location if producer else ir.Location.unknown():
                 last.operands[i] = _copy_merged(value, layouts)
-            _erase_views(value)
             root = last.operands[i]
         taken.add(root)
     if lying:
@@ -71,6 +69,10 @@ def materialize(function: ir.Operation, writes: Sequence[int]) -> None:
             if st.owner(layouts.of(value).root) is None:
                 value = copy(value, layouts)
             last.operands[n_out + i] = copy(value, layouts, write=argument)
+    # Views that nothing reads any more: a kernel would store what they look at.
+    for op in reversed([st.operation(o) for o in block.operations]):
+        if st.kind(op) == "view" and not any(True for _ in op.results[0].uses):
+            op.erase()
 
 
 def _copy_merged(value: ir.Value, layouts: Layouts) -> ir.Value:
@@ -101,12 +103,3 @@ def _permuted(value: ir.Value, layouts: Layouts) -> list[int] | None:
     order = sorted(range(len(sizes)), key=lambda d: (-strides[d], -sizes[d]))  # type: ignore[operator]
     dense = all(n == 1 or s == r for n, s, r in ((sizes[d], strides[d], r) for d, r in zip(order, row_major([sizes[d] for d in order]))))  # type: ignore[misc]
     return list(strides) if dense and math.prod(sizes) == math.prod(whole) else None  # type: ignore[arg-type]
-
-
-def _erase_views(value: ir.Value) -> None:
-    """A view that nothing reads, and what it alone looked at: otherwise a kernel would store it."""
-    op = st.owner(value)
-    if op is not None and st.kind(op) == "view" and not any(True for _ in value.uses):
-        source = op.operands[0]
-        op.erase()
-        _erase_views(source)
