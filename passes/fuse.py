@@ -348,8 +348,8 @@ def _has_other_users(value: ir.Value, consumer: ir.Operation) -> bool:
                 values.append(op.results[0])
             elif op != consumer:
                 seen += 1
-    size = math.prod(st.shape(value))
-    return seen > 0 and (size < 0 or size >= LEAST_TRANSPOSED)
+    sizes = st.shape(value)
+    return seen > 0 and (min(sizes, default=0) < 0 or math.prod(sizes) >= LEAST_TRANSPOSED)
 
 
 def _copies_transposed(consumer: ir.Operation, value: ir.Value) -> bool:

@@ -332,3 +332,11 @@ def test_rows_for_a_product_are_transposed_from_where_they_are_stored():
     body += generic("%c", [("%y", x)], turned, ["j, i", "i, j"], body="\n").replace("yield %o", "yield %a0")
     found = groups(function([("%x", x)], body, [("%y", x), ("%c", turned)]))
     assert found["copy"] != found["math.exp"]
+
+
+def test_what_is_stored_in_rows_is_transposed_from_there_for_any_size():
+    x, turned = "tensor<?x?xf32>", "tensor<?x?xf32>"
+    body = generic("%y", [("%x", x)], x, body="math.exp").replace("tensor.empty() :", "tensor.empty(%m, %n) :")
+    body += generic("%c", [("%y", x)], turned, ["j, i", "i, j"], body="\n").replace("yield %o", "yield %a0").replace("tensor.empty() :", "tensor.empty(%n, %m) :")
+    found = groups(function([("%m", "index"), ("%n", "index"), ("%x", x)], body, [("%y", x), ("%c", turned)]))
+    assert found["copy"] != found["math.exp"]
