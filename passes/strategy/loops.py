@@ -246,9 +246,11 @@ def _widened_for_all_rows(w: Walk) -> bool:
 def _transposed(w: Walk) -> int | None:
     """A class along which loads are contiguous that are not along the lanes, in a kernel that does little else than pad."""
     acc, lane = w.kernel.accesses, w.lane
-    if lane is None or w.inner or lane in acc.fixed or body_ops(w.kernel) > 8 or w.size(lane) < w.lanes // 2:
+    if lane is None or w.inner or lane in acc.numbered or body_ops(w.kernel) > 8 or w.size(lane) < w.lanes // 2:
         return None
-    if w.interleaved is not None and any(st.kind(op) != "view" and "mlirc.pack" not in op.attributes for op in w.kernel.domain.loops):
+    if lane in acc.padded and not _padded_behind(w.kernel, lane):
+        return None
+    if w.interleaved is not None and any(st.kind(op) not in ("view", "pad") and "mlirc.pack" not in op.attributes for op in w.kernel.domain.loops):
         return None  # pairs are moved as a whole
 
     def count(c: int) -> int:
@@ -260,6 +262,25 @@ def _transposed(w: Walk) -> int | None:
 
     candidates = [c for c in w.rows if c != lane and inside(c) >= w.lanes and count(c)]
     return max(candidates, key=count, default=None)
+
+
+def _padded_behind(kernel: KernelFunction, lane: int) -> bool:
+    """Whether what is padded along the lanes is padded at its end only, not empty, and read element by element, as by what packs it."""
+    from ..vectorize.access import affine_form
+
+    loops = kernel.domain.loops
+    for pad in (op for op in loops if st.kind(op) == "pad"):
+        low, high = st.pads(pad)
+        for use in pad.results[0].uses:
+            op, n = st.operation(use.owner), use.operand_number
+            if op.name != "linalg.generic" or op not in loops:
+                return False
+            for e, size, before, behind in zip(st.maps(op)[n].results, st.shape(pad.operands[0]), low, high):
+                step = (affine_form(e, [{} if c is None else {c: 1} for c in loops[op]]) or {}).get(lane, 0)
+                there = size > 0 or size < 0 and "mlirc.pack" in op.attributes
+                if (before, behind) != (0, 0) and step != 0 and ((before, step) != (0, 1) or not there):
+                    return False
+    return True
 
 
 def margins(kernel: KernelFunction, c: int) -> tuple[int, int] | None:

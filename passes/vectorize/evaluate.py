@@ -9,6 +9,7 @@ Nothing is stored in between, so a chain of ops is one pass over memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from ...dialects import builders
@@ -291,6 +292,7 @@ class Evaluator:
         inside: ir.Value | None = None
         inner: list[Index] = []
         lane_mask: ir.Value | None = None
+        left: Number | None = None
         for i, lo, n, padded in zip(point, low, sizes, out):
             lo = self.number(lo)
             if lo == 0 and n == padded:
@@ -314,6 +316,7 @@ class Evaluator:
             else:
                 if at.stride == 1:
                     ok = m.lanes_below(at, n)
+                    left = m.sub(n, at.base)
                     ok = ok if lo == 0 else arith.andi(ok, m.negate(m.lanes_below(at, 0)))
                 else:
                     ok = arith.cmpi(ult, m.lanes_of(at), m.splat(m.value(n)))
@@ -328,15 +331,24 @@ class Evaluator:
         old = self.mask
         if lane_mask is not None:
             self.mask = lane_mask if old is None else arith.andi(old, lane_mask)
-        got = self.value(op.operands[0], tuple(inner))
+        with nullcontext() if self.tile is None or left is None else self.tile.ending(m, left):
+            got = self.value(op.operands[0], tuple(inner))
         self.mask = old
         conditions = [c for c in (inside, lane_mask) if c is not None]
         for c in conditions:
-            got, p = self.alike(got, pad)
+            got, p = self.alike(got, self._as_pairs(pad, got))
             if isinstance(c.type, ir.VectorType):
                 got, p = m.splat(got), m.splat(p)
             got = arith.select(c, got, p)
         return got
+
+    def _as_pairs(self, v: ir.Value, like: ir.Value) -> ir.Value:
+        """A scalar twice, as one integer, where pairs of 16-bit values are moved as such."""
+        element = builders.element_type(like) if isinstance(like.type, ir.VectorType) else like.type
+        if v.type == element:
+            return v
+        pair = vector.broadcast(ir.VectorType.get([2], v.type), v)
+        return vector.extract(vector.bitcast(ir.VectorType.get([1], element), pair), [], [0])
 
     def alike(self, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Both as vectors if one is."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ...dialects import builders
 from ...dialects.mlir import ir, memref, vector
@@ -63,6 +64,14 @@ class Tile:
     def start(self, row: int) -> None:
         self.row = row
         self.next = 0
+
+    @contextmanager
+    def ending(self, m: Arithmetic, left: Number) -> Iterator[None]:
+        """Lanes from `left` on are padding: meanwhile, they repeat the last one before, which may lie before the block."""
+        before = self.left
+        self.left = left if before is None else m.minimum(before, left)
+        yield
+        self.left = before
 
     def load(self, m: Arithmetic, place: Memory, at: Index) -> ir.Value:
         if self.row == 0:

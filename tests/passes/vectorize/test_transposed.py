@@ -114,6 +114,19 @@ def test_padded_images(dtype, dynamic, shapes):
             assert torch.equal(got, padded(amounts)(x)), (shape, amounts)
 
 
+@sizes([(17, 33), (3, 40), (0, 16)], [(16, 17), (50, 16)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_rows_padded_behind(dtype, dynamic, shapes):
+    """Each lane is a row, of which some are padding."""
+    for behind in (1, 15, 40):
+        f = lambda x: torch.nn.functional.pad(x, (0, 0, 0, behind), value=2.0).t().contiguous() * 3  # noqa: E731, B023
+        torch._dynamo.reset()
+        compiled = torch.compile(f, backend="mlirc", dynamic=dynamic, options={"strict": True, "guard_pages": "both"})
+        for shape in shapes:
+            x = torch.randn(shape).to(dtype)
+            assert torch.equal(compiled(x), f(x)), (shape, behind)
+
+
 def image(width, around):
     """[32][6][width], transposed to [6][width][32] and padded by `around` columns."""
     out = f"tensor<6x{width + 2 * around}x32xf32>"
