@@ -11,7 +11,7 @@ import io
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from .lowering.target import Target
 from .lowering.to_llvm import first_line, lower_to_llvm_ir
 from .options import Options
 from .passes import structure as st
+from .passes.chained import ChainFunction, is_chain
 from .passes.even_odd import even_odd
 from .passes.expand_math import expand_math
 from .passes.interleave import interleave
@@ -33,8 +34,11 @@ from .passes.registry import NOTHING, UserCode, UserFile, files_key, line_in, lo
 from .passes.results import LOOSE, lying
 from .passes.round_in_place import round_in_place
 from .passes.strategy import MODEL, Adjustment, adjusted, parse_pins, pinned, reasons, select_strategy, write_strategy
+from .passes.strategy.chains import ChainStrategy
+from .passes.strategy.chains import chain as chain_strategy
 from .passes.tabulate import tabulate
 from .passes.vectorize import KernelFunction, vectorize
+from .passes.vectorize.chain import vectorize_chain
 from .reproducer import write_reproducer
 from .runtime.cache import KernelCache, kernel_key, pack, unpack
 from .runtime.elf import defines
@@ -42,6 +46,7 @@ from .runtime.elf import defines
 if TYPE_CHECKING:
     from .passes.build_plan import PlannedGraph
     from .passes.outline import Kernel
+    from .passes.strategy import Strategy
 
 Observer = Callable[[str, object], None]
 """Called with the name of a stage and what it produced: an `ir.Module`, an op or a text."""
@@ -70,15 +75,14 @@ def compile_kernel(
         module = ir.Module.parse(text)
         see("kernel", module)
         user.run_after("kernel", module, see)
-        kernel = KernelFunction.of(module)
-        strategy = user.strategy(kernel, target, select_strategy(kernel, target))
-        strategy = adjusted(kernel, target, strategy, adjustment)
+        kernel = ChainFunction.of(module) if is_chain(module) else KernelFunction.of(module)
+        strategy = _strategy(kernel, target, user, adjustment)
         if observer:
             write_strategy(kernel.function, strategy)
             see("strategy", reasons(strategy) + module.operation.get_asm(enable_debug_info=locations))
         # What belongs to no single op, such as loops, belongs to the line of the anchor, or else the last one.
         with _line_of(kernel) if locations else ir.Location.unknown():
-            vectors = vectorize(kernel, strategy, symbol)
+            vectors = vectorize_chain(kernel, strategy, symbol) if isinstance(kernel, ChainFunction) else vectorize(kernel, strategy, symbol)
         see("vector", vectors)
         try:
             vectors.operation.verify()
@@ -105,7 +109,22 @@ def compile_kernel(
     return code
 
 
-def _line_of(kernel: KernelFunction) -> ir.Location:
+def _strategy(kernel: KernelFunction | ChainFunction, target: Target, user: UserCode, adjustment: Adjustment) -> Strategy | ChainStrategy:
+    """The chosen one after user and measurements have had their say; of a chain, those of its parts."""
+    if isinstance(kernel, KernelFunction):
+        return adjusted(kernel, target, user.strategy(kernel, target, select_strategy(kernel, target)), adjustment)
+    # A field is one of some parts, and the others do not have it.
+    adjustment = replace(adjustment, exact=False)
+    parts = [_strategy(part, target, user, adjustment) for part in kernel.parts]
+    chosen = chain_strategy(kernel.parts, parts, kernel.passed, target)
+    if isinstance(chosen, str):
+        raise OptionError(f"with these strategies the kernels of a chain cannot take turns: {chosen}")
+    return chosen
+
+
+def _line_of(kernel: KernelFunction | ChainFunction) -> ir.Location:
+    if isinstance(kernel, ChainFunction):
+        return _line_of(kernel.parts[0])
     candidates = [op for op in (kernel.domain.anchor, *reversed(kernel.ops)) if op is not None]
     return next((line for line in (first_line(op.location) for op in candidates) if line), ir.Location.unknown())
 
@@ -289,9 +308,9 @@ def _check_pin(kernel: Kernel, target: Target, files: tuple[UserFile, ...], adju
     with kernel_context(), ir.Location.unknown():
         load_for(kernel.text)
         module = ir.Module.parse(kernel.text)
-        function = KernelFunction.of(module)
+        function = ChainFunction.of(module) if is_chain(module) else KernelFunction.of(module)
         try:
-            adjusted(function, target, select_strategy(function, target), adjustment)
+            _strategy(function, target, NOTHING, adjustment)
         except OptionError as e:
             raise OptionError(e.reason, kernel=kernel.name) from None
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..dialects.mlir import PassManager, ir
 from . import structure as st
 from .bucket_updates import bucket_updates
+from .chain import chain
 from .constants import lay_out_constants
 from .copy_lines import copy_lines
 from .fill_tiles import fill_tiles
@@ -100,6 +101,10 @@ def _outline(graph: Graph) -> None:
     graph.kernels = outline(graph.function, graph.writes)
 
 
+def _chain(graph: Graph) -> None:
+    graph.kernels = chain(graph.function, graph.kernels, graph.target)
+
+
 GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "linalg": lambda graph: None,
     "canonicalize": Graph.clean,
@@ -129,6 +134,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "fusion": lambda graph: fuse(graph.function, Layouts(graph.function).shapes),
     "overwrite": lambda graph: overwrite(graph.function),
     "outline": _outline,
+    "chain": _chain,
 }
 """`linalg` is the graph as it was imported; after `outline` it consists of calls of kernels."""
 

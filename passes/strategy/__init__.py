@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...dialects.mlir import ir
 from .adjust import MODEL, Adjustment, Pin, adjusted, parse_pins, pinned
+from .chains import ChainStrategy
 from .contractions import ContractionStrategy, contraction, pack_shape
 from .loops import LANE_CHUNK, LoopStrategy, loops, margins, transposes
 from .scatter import bucket, scan, scatter, segments, why_in_order
@@ -37,15 +38,18 @@ def select_strategy(kernel: KernelFunction, target: Target) -> Strategy:
     return loops(kernel, target)
 
 
-def write_strategy(function: ir.Operation, strategy: Strategy) -> None:
+def write_strategy(function: ir.Operation, strategy: Strategy | ChainStrategy) -> None:
     """Put the strategy on the function as `mlirc.strategy`."""
     function.attributes["mlirc.strategy"] = ir.StringAttr.get(
         ", ".join(f"{k}={v}" for k, v in asdict(strategy).items() if k != "why")
     )
 
 
-def reasons(strategy: Strategy) -> str:
-    """The choices for people to read: `// rows = 14: 32 registers, ...`, a line each."""
+def reasons(strategy: Strategy | ChainStrategy) -> str:
+    """The choices for people to read: `// rows = 14: 32 registers, ...`, a line each; of a chain, then those of its parts."""
+    if isinstance(strategy, ChainStrategy):
+        parts = (f"// part {n}:\n{reasons(part)}" for n, part in enumerate(strategy.parts))
+        return "".join(f"// {name} = {getattr(strategy, name)}: {why}\n" for name, why in strategy.why.items()) + "".join(parts)
     chosen = asdict(strategy)
     why = {name: reason for name, reason in strategy.why.items() if reason}
     lines = [f"// {why['']}"] if "" in why else []

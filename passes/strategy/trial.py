@@ -39,6 +39,8 @@ def make_trial(text: str, target: Target) -> Trial | str:
     with kernel_context(), ir.Location.unknown():
         load_for(text)
         module = ir.Module.parse(text)
+        if len(module.body.operations) > 1:
+            return "it is a chain of kernels"
         kernel = KernelFunction.of(module)
         if kernel.domain.kind not in ("contraction", "convolution"):
             return "it has no product"

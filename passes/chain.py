@@ -1,0 +1,254 @@
+"""Kernels of which one leaves for the next what is too much for the second-level cache become one kernel, in which they take turns.
+
+    %s = call @k08(%q, %k)                  {scores, 1.9 MB}
+    %p:2 = call @k09(%s)                                     ->        %o = call @k08_chain(%q, %k, %v)
+    %o = call @k11(%p#0, %v, %p#1)
+
+Attention is the case: its scores, and their softmax, are needed one head (or some rows of one) at a time, and then stay in cache
+(`strategy.chains` chooses). They take no memory of the graph's any more either. The sums of each element stay what they were.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..dialects import builders
+from ..dialects.mlir import func, ir
+from ..errors import CompileError
+from . import structure as st
+from .chained import CHAIN, RESHAPES, ChainFunction, unshaped
+from .outline import SYMBOL, Kernel
+from .overwrite import OVERWRITES
+from .strategy import select_strategy
+from .strategy.chains import chain as choose
+from .strategy.chains import pitch, worthless
+from .strategy.trial import worth_trying
+
+if TYPE_CHECKING:
+    from ..lowering.target import Target
+
+PASS_NAME = "mlirc-chain"
+WRITES = ("mlirc.in_place", "mlirc.write", OVERWRITES)
+
+
+def chain(function: ir.Operation, kernels: list[Kernel], target: Target) -> list[Kernel]:
+    """Replace calls of `kernels` in an outlined graph; returns those that are called then."""
+    return _Chain(function, kernels, target).run()
+
+
+@dataclass
+class _Link:
+    """Calls that take turns, their operands from others, what they pass to one another, and their results for others."""
+
+    calls: list[ir.Operation]
+    operands: list[ir.Value]
+    passed: list[ir.Value]
+    results: list[ir.Value]
+
+
+def _spread(value: ir.Value) -> ir.Attribute | None:
+    """Strides of a value with `pitch` from row to row; None where its rows are as they were."""
+    shape = st.shape(value)
+    if len(shape) < 2 or min(shape) < 0 or any(st.operation(use.owner).name in RESHAPES for use in value.uses):
+        return None
+    step = pitch(shape[-1], builders.element_type(value).width // 8 or 1)
+    if step == shape[-1]:
+        return None
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, step if len(strides) == 1 else strides[0] * size)
+    return ir.ArrayAttr.get([ir.StringAttr.get(str(n)) for n in strides])
+
+
+class _Chain:
+    def __init__(self, function: ir.Operation, kernels: list[Kernel], target: Target) -> None:
+        self.function = function
+        self.block = function.regions[0].blocks[0]
+        self.kernels = list(kernels)
+        self.target = target
+        self.known: dict[str, bool] = {}
+        """Whether chains take turns, by their text."""
+        self.by_text: dict[str, int] = {}
+
+    def run(self) -> list[Kernel]:
+        order = [st.operation(o) for o in self.block.operations]
+        self.place = {op: n for n, op in enumerate(order)}
+        taken: set[ir.Operation] = set()
+        found: list[_Link] = []
+        for op in order:
+            if op in taken or not self._begins(op):
+                continue
+            if (link := self._longest(op, taken)) is not None:
+                found.append(link)
+                taken.update(link.calls)
+        dead = [op for link in found for op in self._replace(link)]
+        for op in dead:
+            op.erase()
+        return self._called() if found else self.kernels
+
+    def _number(self, op: ir.Operation) -> int:
+        return ir.IntegerAttr(op.attributes["mlirc.kernel"]).value
+
+    def _begins(self, op: ir.Operation) -> bool:
+        return self._movable(op) and worth_trying(self.kernels[self._number(op)].text)
+
+    def _movable(self, op: ir.Operation) -> bool:
+        return st.kind(op) == "call" and "mlirc.kernel" in op.attributes and not any(w in op.attributes for w in WRITES)
+
+    def _longest(self, first: ir.Operation, taken: set[ir.Operation]) -> _Link | None:
+        """The chain that begins with a call."""
+        best, calls = None, [first]
+        while (follower := self._follower(calls)) is not None and follower not in taken:
+            calls = [*calls, follower]
+            if (link := self._link(calls)) is not None:
+                best = link
+        return best
+
+    def _follower(self, calls: Sequence[ir.Operation]) -> ir.Operation | None:
+        """The first call that reads what the last of these makes, and nothing of which a call in between could change."""
+        users = [u for r in calls[-1].results for u in self._users(r) if st.kind(u) == "call"]
+        follower = min(users, key=self.place.__getitem__, default=None)
+        if follower is None or not self._movable(follower):
+            return None
+        between = range(self.place[calls[0]], self.place[follower])
+        operations = [st.operation(self.block.operations[n]) for n in between]
+        plain = all(st.kind(op) != "call" or "mlirc.kernel" in op.attributes and not any(w in op.attributes for w in WRITES) for op in operations)
+        return follower if plain else None
+
+    def _users(self, value: ir.Value) -> list[ir.Operation]:
+        """The ops that read a value, or reshaped views of it."""
+        out = []
+        for use in value.uses:
+            op = st.operation(use.owner)
+            out += self._users(op.results[0]) if op.name in RESHAPES else [op]
+        return out
+
+    def _link(self, calls: list[ir.Operation]) -> _Link | None:
+        """The chain of these calls, if there is one."""
+        made = [r for op in calls for r in op.results]
+        users = {r: self._users(r) for r in made}
+        passed = [r for r in made if users[r] and all(u in calls for u in users[r])]
+        results = [r for r in made if r not in passed]
+        operands = [v for op in calls for v in op.operands if unshaped(v) not in passed]
+        # Whatever reads the results comes after all of the chain.
+        early = any(self.place[u] <= self.place[calls[-1]] for r in results for u in users[r])
+        if early or not all(users.values()) or not all(map(st.is_tensor, operands)) or any(unshaped(v) in made for v in operands):
+            return None
+        link = _Link(calls, list(dict.fromkeys(operands)), passed, results)
+        return link if self._takes_turns(link) else None
+
+    def _takes_turns(self, link: _Link) -> bool:
+        text = self._text(link, [self.kernels[self._number(op)].text for op in link.calls], located=False)
+        if text not in self.known:
+            try:
+                module = ir.Module.parse(text)
+                chained = ChainFunction.of(module)
+                strategies = [select_strategy(part, self.target) for part in chained.parts]
+                chosen = choose(chained.parts, strategies, chained.passed, self.target)
+                self.known[text] = not isinstance(chosen, str) and not worthless(chained.parts, chained.passed, chosen, self.target)
+            except CompileError:
+                self.known[text] = False  # whoever compiles the kernels says why
+        return self.known[text]
+
+    def _replace(self, link: _Link) -> list[ir.Operation]:
+        """Put a call of the chain where its last call is; returns what is dead then, users first."""
+        index = self._kernel(link)
+        with ir.InsertionPoint(link.calls[-1]), ir.Location.fused([op.location for op in link.calls]):
+            call = func.CallOp([v.type for v in link.results], self.kernels[index].name, link.operands)
+        op = st.operation(call)
+        op.attributes["mlirc.kernel"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), index)
+        sizes = {r: s for c in link.calls for r, s in zip(c.results, ir.ArrayAttr(c.attributes["mlirc.sizes"]))}
+        op.attributes["mlirc.sizes"] = ir.ArrayAttr.get([sizes[r] for r in link.results])
+        for old, new in zip(link.results, op.results):
+            old.replace_all_uses_with(new)
+        dead = []
+        for c in reversed(link.calls):
+            dead += [v for r in c.results for v in self._views(r)]
+            dead.append(c)
+        return dead
+
+    def _views(self, value: ir.Value) -> list[ir.Operation]:
+        """All reshaped views of a value, users first."""
+        views = [op for use in value.uses if (op := st.operation(use.owner)).name in RESHAPES]
+        return [v for view in views for v in (*self._views(view.results[0]), view)]
+
+    def _kernel(self, link: _Link) -> int:
+        """The number of the chain's kernel."""
+        members = [self.kernels[self._number(op)] for op in link.calls]
+        text = self._text(link, [k.text for k in members], located=False)
+        if text not in self.by_text:
+            self.by_text[text] = len(self.kernels)
+            base, number = members[0].name.split("_", 1)[0], 0
+            words = list(dict.fromkeys(re.sub(r"^k\d+_", "", k.name) for k in members))
+            while (name := f"{base}{chr(ord('a') + number)}_chain_{'_'.join(words)}") in {k.name for k in self.kernels}:
+                number += 1
+            origins = [origin for k in members for origin in k.origins]
+            self.kernels.append(Kernel(name, text, self._text(link, [k.located or k.text for k in members], located=True), origins))
+            kinds = [v.type for v in link.operands], [v.type for v in link.results]
+            with ir.InsertionPoint(st.operation(self.function.parent).regions[0].blocks[0]), ir.Location.unknown():
+                func.FuncOp(name, ir.FunctionType.get(*kinds), visibility="private")
+        return self.by_text[text]
+
+    def _text(self, link: _Link, texts: Sequence[str], located: bool) -> str:
+        with ir.Location.unknown():
+            module = ir.Module.create()
+            strides = []
+            parts = [ir.Module.parse(text) for text in texts]
+            for n, part in enumerate(parts):
+                with ir.InsertionPoint(module.body):
+                    copy = st.operation(st.operation(part.body.operations[0]).clone())
+                copy.attributes["sym_name"] = ir.StringAttr.get(f"part{n}")
+                copy.attributes["sym_visibility"] = ir.StringAttr.get("private")
+                self._spread_rows(copy, link, n)
+                strides += list(zip(link.calls[n].results, ir.ArrayAttr(copy.attributes["mlirc.result_strides"])))
+            with ir.InsertionPoint(module.body):
+                f = func.FuncOp(SYMBOL, ir.FunctionType.get([v.type for v in link.operands], [v.type for v in link.results]))
+            f.operation.attributes[CHAIN] = ir.UnitAttr.get()
+            f.operation.attributes["mlirc.result_strides"] = ir.ArrayAttr.get([dict(strides)[r] for r in link.results])
+            inside: dict[ir.Value, ir.Value] = {}
+            with ir.InsertionPoint(f.add_entry_block()):
+                inside.update(zip(link.operands, f.arguments))
+
+                def value(v: ir.Value) -> ir.Value:
+                    if v not in inside:
+                        view = st.owner(v)
+                        source = value(view.operands[0])  # type: ignore[union-attr]
+                        copy = st.operation(view.clone())  # type: ignore[union-attr]
+                        copy.operands[0] = source
+                        inside[v] = copy.results[0]
+                    return inside[v]
+
+                for n, call in enumerate(link.calls):
+                    operands = [value(v) for v in call.operands]
+                    inside.update(zip(call.results, func.CallOp([r.type for r in call.results], f"part{n}", operands).results))
+                func.ReturnOp([inside[r] for r in link.results])
+            return module.operation.get_asm(enable_debug_info=located)
+
+    def _spread_rows(self, part: ir.Operation, link: _Link, n: int) -> None:
+        """Have the rows of what is passed begin with a line of the cache each, where nobody reads it reshaped."""
+        call = link.calls[n]
+        made = list(ir.ArrayAttr(part.attributes["mlirc.result_strides"]))
+        given = list(ir.ArrayAttr(part.attributes["arg_attrs"])) if "arg_attrs" in part.attributes else [ir.DictAttr.get({}) for _ in call.operands]
+        for m, v in enumerate(call.results):
+            if v in link.passed and (strides := _spread(v)):
+                made[m] = strides
+        for m, v in enumerate(call.operands):
+            if v in link.passed and (strides := _spread(v)):
+                given[m] = ir.DictAttr.get({"mlirc.strides": strides})
+        part.attributes["mlirc.result_strides"] = ir.ArrayAttr.get(made)
+        part.attributes["arg_attrs"] = ir.ArrayAttr.get(given)
+
+    def _called(self) -> list[Kernel]:
+        """The kernels that are called, whose numbers the calls have then."""
+        calls = [op for op in map(st.operation, self.block.operations) if "mlirc.kernel" in op.attributes]
+        used = sorted({self._number(op) for op in calls})
+        for op in calls:
+            op.attributes["mlirc.kernel"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), used.index(self._number(op)))
+        names = {k.name for k in self.kernels} - {self.kernels[n].name for n in used}
+        for f in [st.operation(o) for o in st.operation(self.function.parent).regions[0].blocks[0].operations]:
+            if f != self.function and f.name == "func.func" and ir.StringAttr(f.attributes["sym_name"]).value in names:
+                f.erase()
+        return [self.kernels[n] for n in used]

@@ -1,0 +1,271 @@
+"""Kernels that take turns, a part of the batch at a time, so that what one leaves for the next stays in the second-level cache.
+
+    scores [12, 197, 197] = q k^T;  p = softmax(scores);  out = p v          one head after the other, 230 KB of scores and p for each
+
+The first kernel is a product with a batch. All of them walk over the batch outermost, and so a range of their iterations belongs to a
+range of the batch; where the rows of the product are the next loop of all, also to a block of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ...dialects import builders
+from ...dialects.mlir import ir
+from .. import structure as st
+from .contractions import ContractionStrategy
+from .loops import LoopStrategy
+
+if TYPE_CHECKING:
+    from ...lowering.target import Target
+    from ..vectorize.access import Access
+    from ..vectorize.kernel import KernelFunction
+    from . import Strategy
+
+CHUNK_SHARE = 8
+"""The part of the second-level cache that values between kernels have: beside them there are the operands of each."""
+LEAST_SHARE = 2
+"""The part of it that all values between kernels fill at least: else they are still there for the next kernel anyway."""
+LEAST_CHUNKS = 8
+"""For threads to share."""
+LINE = 64
+"""Bytes of the cache."""
+SLACK = 16
+"""Rows before those of a block: a register tile of AMX that its last rows do not fill begins there, and what it reads there is not used."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A value from one part to others: `made` is (part, result), `read` are (part, argument)."""
+
+    made: tuple[int, int]
+    read: tuple[tuple[int, int], ...]
+
+
+@dataclass
+class ChainStrategy:
+    """`batch` times `rows` is what the parts walk over, `together` of the batch at a time, or `row_block` rows of one of them."""
+
+    batch: int
+    rows: int
+    together: int
+    row_block: int
+    parts: list[Strategy]
+    spans: list[tuple[int, int]]
+    """Iterations of each part for one of the batch, and for a block of rows."""
+    kind: str = "chain"
+    why: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def row_blocks(self) -> int:
+        return -(-self.rows // self.row_block)
+
+    @property
+    def chunks(self) -> int:
+        return self.batch // self.together * self.row_blocks
+
+    @property
+    def strength_reduction(self) -> bool:
+        return any(getattr(s, "strength_reduction", True) for s in self.parts)
+
+
+def chain(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], target: Target) -> ChainStrategy | str:
+    """How these kernels take turns; or why they cannot."""
+    from ..vectorize.roles import roles
+
+    first, s = parts[0], strategies[0]
+    if not isinstance(s, ContractionStrategy) or s.row is None or not isinstance(first.domain.sizes[s.row], int):
+        return "the first kernel is no product of known rows"
+    if any(not isinstance(size, int) or size == 0 for k in parts for size in k.domain.sizes):
+        return "sizes are symbols, or zero"
+    rows: int = first.domain.sizes[s.row]  # type: ignore[assignment]
+    batch = math.prod(first.domain.sizes[c] for c in roles(first).outer)  # type: ignore[misc]
+    batches = _batches(parts, strategies, passed, batch, rows)
+    if isinstance(batches, str):
+        return batches
+    nbytes = sum(_bytes(parts, p) for p in passed)
+    room = target.caches.second // CHUNK_SHARE
+    if any(w > room for w in map(_weights, parts)):
+        return f"each chunk would read more than {room >> 10} KB that all have in common"
+    each, why = nbytes // batch, {"together": f"up to {room >> 10} KB between the kernels, an eighth of the second-level cache"}
+    if each <= room:
+        together = max((n for n in range(1, batch + 1) if batch % n == 0 and n * each <= room and batch // n >= LEAST_CHUNKS), default=1)
+        return ChainStrategy(batch, rows, together, rows, list(batches.strategies), batches.spans, why=why)
+    blocks = _row_blocks(parts, batches.strategies, passed, batch, rows, room * rows // each)
+    if isinstance(blocks, str):
+        return f"{each >> 10} KB between the kernels are more than {room >> 10}, and {blocks}"
+    why["row_block"] = why.pop("together")
+    return ChainStrategy(batch, rows, 1, blocks.row_block, list(blocks.strategies), blocks.spans, why=why)
+
+
+def worthless(parts: Sequence[KernelFunction], passed: Sequence[Passed], strategy: ChainStrategy, target: Target) -> str:
+    """Why kernels that can take turns had better not; empty if they should."""
+    nbytes = sum(_bytes(parts, p) for p in passed)
+    if nbytes < target.caches.second // LEAST_SHARE:
+        return f"{nbytes >> 10} KB between the kernels stay in the second-level cache anyway"
+    return "" if strategy.chunks >= LEAST_CHUNKS else f"threads would have only {strategy.chunks} parts to share"
+
+
+def chunk_bytes(parts: Sequence[KernelFunction], value: Passed, s: ChainStrategy) -> int:
+    """What a chunk has of a value."""
+    whole = _bytes(parts, value) // s.batch * s.together
+    return whole if s.row_blocks == 1 else whole // s.rows * s.row_block
+
+
+def _weights(kernel: KernelFunction) -> int:
+    """Bytes of an operand of a product that is the same for all of the batch, if there is any; 0 for other kernels."""
+    from ..vectorize.roles import roles
+
+    if kernel.domain.anchor is None:
+        return 0
+    outer = [c for c in roles(kernel).outer if kernel.domain.sizes[c] != 1]
+    reads = [a for a in kernel.accesses.items if a.op == kernel.domain.anchor and not a.store]
+    common = [a.value for a in reads if not any(a.steps.get(c, 0) != 0 for c in outer)]
+    return max((math.prod(st.shape(v)) * builders.element_type(v).width // 8 for v in common), default=0)
+
+
+@dataclass(frozen=True)
+class _Spans:
+    strategies: Sequence[Strategy]
+    spans: list[tuple[int, int]]
+    row_block: int
+
+
+def _bytes(parts: Sequence[KernelFunction], value: Passed) -> int:
+    part, n = value.made
+    v = parts[part].results[n]
+    return _elements(v, parts[part].result_strides[n]) * (builders.element_type(v).width // 8 or 1)
+
+
+def _elements(value: ir.Value, strides: Sequence[object]) -> int:
+    """From the first one of a value to where the next value begins, with what lies between its rows."""
+    return max((size * step for size, step in zip(st.shape(value), strides) if size > 1), default=1)  # type: ignore[operator]
+
+
+def pitch(columns: int, nbytes: int) -> int:
+    """Elements of `nbytes` from row to row of a value between kernels: rows begin with a line of the cache, and not in the same set."""
+    lines = -(-columns * nbytes // LINE)
+    return (lines + (lines % 8 == 0)) * LINE // nbytes if columns * nbytes > LINE else columns
+
+
+def _batches(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], batch: int, rows: int) -> _Spans | str:
+    """Strategies with the batch outermost, and the iterations of each part for one of it."""
+    chosen, spans = [], []
+    for n, (k, s) in enumerate(zip(parts, strategies)):
+        if isinstance(s, ContractionStrategy):
+            plain = s.dot is None and s.shared is None and not s.turned and s.chunk is None and (s.depth is None or s.tiles)
+            if not plain or s.row is None or len(k.domain.siblings) > 1:
+                return "a product walks in another way"
+            s = replace(s, lanes_first=False)
+        elif not isinstance(s, LoopStrategy) or s.kind not in ("loops", "rows") or s.split is not None or s.staged is not None or not s.parallel:
+            return "a kernel is no plain loop"
+        trips = _trips(k, s)
+        if trips % batch or not _linear(k, s, _values(parts, passed, n), batch):
+            return "a kernel does not have the batch outermost"
+        chosen.append(s)
+        spans.append((trips // batch, trips // batch))
+    return _Spans(chosen, spans, rows)
+
+
+def _row_blocks(
+    parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], batch: int, rows: int, most: int
+) -> _Spans | str:
+    """The same with blocks of up to `most` rows of the products as the next loop."""
+    heights = {s.rows for s in strategies if isinstance(s, ContractionStrategy)}
+    if len(heights) > 1:
+        return "the products have register tiles of unlike heights"
+    tiles = most // (height := heights.pop())
+    if tiles == 0:
+        return "a register tile has too many rows"
+    block = height * -(-rows // -(-rows // (height * tiles)) // height) if rows > height * tiles else rows
+    block = min(block, height * tiles)
+    chosen, spans = [], []
+    for n, (k, s) in enumerate(zip(parts, strategies)):
+        if isinstance(s, ContractionStrategy):
+            if k.domain.sizes[s.row] != rows:  # type: ignore[index]
+                return "the products have unlike rows"
+            s = replace(s, row_tiles=block // height, near=None if s.tiles else 1)
+            per_block = _lane_blocks(k, s)
+            whole = -(-rows // block) * per_block
+        else:
+            per_block, whole = block, rows
+            if _trips(k, s) != batch * rows:  # type: ignore[arg-type]
+                return "a loop between them has no row for each of theirs"
+        if not _linear(k, s, _values(parts, passed, n), batch * rows, isinstance(s, ContractionStrategy)):
+            return "a kernel does not have the rows next"
+        chosen.append(s)
+        spans.append((whole, per_block))
+    return _Spans(chosen, spans, block)
+
+
+def _values(parts: Sequence[KernelFunction], passed: Sequence[Passed], part: int) -> Iterator[tuple[ir.Value, bool, int]]:
+    """What a part has of the values between the kernels, whether it makes it, and its elements."""
+    k = parts[part]
+    for p in passed:
+        if p.made[0] == part:
+            v = k.results[p.made[1]]
+            yield v, True, _elements(v, k.result_strides[p.made[1]])
+        yield from ((v := k.arguments[n], False, _elements(v, k.strides[v])) for at, n in p.read if at == part)
+
+
+def _lane_blocks(kernel: KernelFunction, s: ContractionStrategy) -> int:
+    return 1 if s.lane is None else -(-kernel.domain.sizes[s.lane] // (s.columns * s.lanes))  # type: ignore[operator]
+
+
+def _trips(kernel: KernelFunction, s: Strategy) -> int:
+    """Iterations of the parallel loop."""
+    from ..vectorize.roles import roles
+
+    if isinstance(s, LoopStrategy):
+        return math.prod(_size(kernel, s, c) for c in s.parallel)
+    outer = math.prod(kernel.domain.sizes[c] for c in roles(kernel).outer)  # type: ignore[misc]
+    return outer * -(-kernel.domain.sizes[s.row] // (s.rows * s.row_tiles)) * _lane_blocks(kernel, s)  # type: ignore[index, operator, no-any-return]
+
+
+def _size(kernel: KernelFunction, s: Strategy, c: int) -> int:
+    merged = s.merged if isinstance(s, LoopStrategy) else {}
+    return merged.get(c, kernel.domain.sizes[c])  # type: ignore[return-value]
+
+
+def _linear(kernel: KernelFunction, s: Strategy, values: Iterator[tuple[ir.Value, bool, int]], count: int, with_rows: bool = False) -> bool:
+    """Whether the outermost `count` iterations, or so many blocks of them, have equal parts of each value, one behind the other."""
+    from ..vectorize.roles import roles
+
+    if isinstance(s, LoopStrategy):
+        order = s.parallel
+        active = {*s.parallel, *s.serial, *s.inner, *(c for c in (s.lane, s.interleaved) if c is not None)}
+    else:
+        order = [*roles(kernel).outer, *([s.row] if with_rows and s.row is not None else [])]
+        active = {*range(len(kernel.domain.sizes))}
+    prefix: list[int] = []
+    covered = 1
+    for c in order:
+        if covered % count == 0:
+            break
+        prefix.append(c)
+        covered *= _size(kernel, s, c)
+    if covered % count:
+        return False
+    for value, made, elements in values:
+        part, rest = divmod(elements, covered)
+        found = [a for a in kernel.accesses.items if a.value == value and a.store == made]
+        if rest or not found or not all(_part_after_part(kernel, s, a, prefix, active, part) for a in found):
+            return False
+    return True
+
+
+def _part_after_part(kernel: KernelFunction, s: Strategy, access: Access, prefix: Sequence[int], active: set[int], part: int) -> bool:
+    """Whether an access is in the next `part` elements with each step of the nested loops over `prefix`, and stays there in all others."""
+    steps = {c: access.steps.get(c, 0) for c in active}
+    if access.gathered or any(step is None or step < 0 for step in steps.values()):
+        return False
+    expected = part
+    for c in reversed(prefix):
+        size = _size(kernel, s, c)
+        if size > 1 and steps[c] != expected:
+            return False
+        expected *= size
+    return sum((_size(kernel, s, c) - 1) * step for c, step in steps.items() if c not in prefix) < part  # type: ignore[operator]
