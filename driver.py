@@ -75,7 +75,7 @@ def compile_kernel(
         module = ir.Module.parse(text)
         see("kernel", module)
         user.run_after("kernel", module, see)
-        kernel = ChainFunction.of(module) if is_chain(module) else KernelFunction.of(module)
+        kernel = ChainFunction(module) if is_chain(module) else KernelFunction.of(module)
         strategy = _strategy(kernel, target, user, adjustment)
         if observer:
             write_strategy(kernel.function, strategy)
@@ -308,7 +308,7 @@ def _check_pin(kernel: Kernel, target: Target, files: tuple[UserFile, ...], adju
     with kernel_context(), ir.Location.unknown():
         load_for(kernel.text)
         module = ir.Module.parse(kernel.text)
-        function = ChainFunction.of(module) if is_chain(module) else KernelFunction.of(module)
+        function = ChainFunction(module) if is_chain(module) else KernelFunction.of(module)
         try:
             _strategy(function, target, NOTHING, adjustment)
         except OptionError as e:

@@ -144,8 +144,7 @@ class _Chain:
         text = self._text(link, [self.kernels[self._number(op)].text for op in link.calls], located=False)
         if text not in self.known:
             try:
-                module = ir.Module.parse(text)
-                chained = ChainFunction.of(module)
+                chained = ChainFunction(ir.Module.parse(text))
                 strategies = [select_strategy(part, self.target) for part in chained.parts]
                 chosen = choose(chained.parts, strategies, chained.passed, self.target)
                 self.known[text] = not isinstance(chosen, str) and not worthless(chained.parts, chained.passed, chosen, self.target)

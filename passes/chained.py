@@ -35,8 +35,11 @@ def unshaped(value: ir.Value) -> ir.Value:
 class ChainFunction:
     """The parts of a chain, what they pass to one another, and which slots of the chain's context the others are."""
 
-    def __init__(self, function: ir.Operation, functions: dict[str, ir.Operation]) -> None:
-        self.function = function
+    def __init__(self, module: ir.Module) -> None:
+        self.module = module
+        """It goes with the last reference, and its ops with it."""
+        functions = {ir.StringAttr(op.attributes["sym_name"]).value: st.operation(op) for op in module.body.operations}
+        self.function = function = next(f for f in functions.values() if CHAIN in f.attributes)
         block = function.regions[0].blocks[0]
         operations = [st.operation(o) for o in block.operations]
         calls = [op for op in operations if st.kind(op) == "call"]
@@ -54,11 +57,6 @@ class ChainFunction:
                 if v not in slots:
                     read.setdefault(v, []).append((n, m))
         self.passed = [Passed(made[v], tuple(places)) for v, places in read.items()]
-
-    @classmethod
-    def of(cls, module: ir.Module) -> ChainFunction:
-        functions = {ir.StringAttr(op.attributes["sym_name"]).value: st.operation(op) for op in module.body.operations}
-        return cls(next(f for f in functions.values() if CHAIN in f.attributes), functions)
 
     @property
     def kinds(self) -> Sequence[ir.Type]:

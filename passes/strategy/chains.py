@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CHUNK_SHARE = 8
 """The part of the second-level cache that values between kernels have: beside them there are the operands of each."""
+MOST_SHARES = 3
+"""So many times that at most, for the rows of a register tile: it is on the stack of a thread."""
 LEAST_SHARE = 2
 """The part of it that all values between kernels fill at least: else they are still there for the next kernel anyway."""
 LEAST_CHUNKS = 8
@@ -94,7 +96,7 @@ def chain(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passe
     if each <= room:
         together = max((n for n in range(1, batch + 1) if batch % n == 0 and n * each <= room and batch // n >= LEAST_CHUNKS), default=1)
         return ChainStrategy(batch, rows, together, rows, list(batches.strategies), batches.spans, why=why)
-    blocks = _row_blocks(parts, batches.strategies, passed, batch, rows, room * rows // each)
+    blocks = _row_blocks(parts, batches.strategies, passed, batch, rows, (room * rows // each, MOST_SHARES * room * rows // each))
     if isinstance(blocks, str):
         return f"{each >> 10} KB between the kernels are more than {room >> 10}, and {blocks}"
     why["row_block"] = why.pop("together")
@@ -171,17 +173,17 @@ def _batches(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], pa
 
 
 def _row_blocks(
-    parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], batch: int, rows: int, most: int
+    parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], batch: int, rows: int, room: tuple[int, int]
 ) -> _Spans | str:
-    """The same with blocks of up to `most` rows of the products as the next loop."""
+    """The same with blocks of rows of the products as the next loop: as many as there is room for, or a register tile if there is more."""
     heights = {s.rows for s in strategies if isinstance(s, ContractionStrategy)}
     if len(heights) > 1:
         return "the products have register tiles of unlike heights"
-    tiles = most // (height := heights.pop())
-    if tiles == 0:
+    height = heights.pop()
+    if height > room[1]:
         return "a register tile has too many rows"
-    block = height * -(-rows // -(-rows // (height * tiles)) // height) if rows > height * tiles else rows
-    block = min(block, height * tiles)
+    most = max(room[0] // height, 1) * height
+    block = -(-rows // -(-rows // most) // height) * height  # blocks that are alike
     chosen, spans = [], []
     for n, (k, s) in enumerate(zip(parts, strategies)):
         if isinstance(s, ContractionStrategy):

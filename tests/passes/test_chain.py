@@ -3,27 +3,212 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from mlirc import driver
+from mlirc.dialects.context import kernel_context
 from mlirc.dialects.mlir import ir
 from mlirc.dialects.own import load_for
-from mlirc.errors import OptionError
+from mlirc.lowering.caches import Caches
 from mlirc.lowering.target import Target
-from mlirc.passes.chained import ChainFunction, is_chain
-from mlirc.passes.strategy import chains, select_strategy
-from mlirc.tests.frontend.compare import compare
-from mlirc.tests.frontend.kernels import kernels_of
+from mlirc.passes import chain as chain_pass
+from mlirc.passes.chained import ChainFunction
+from mlirc.passes.outline import Kernel
+from mlirc.passes.strategy import select_strategy
+from mlirc.passes.strategy.chains import SLACK, ChainStrategy, chain, chunk_bytes, pitch, worthless
+from mlirc.tests.frontend.compare import compare, kernels, left_to_aten
 
-AMX, AVX512, AVX2 = "sapphirerapids", "x86-64-v4", "x86-64-v3"
+AMX, AVX512 = "sapphirerapids", "x86-64-v4"
 
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels take turns wherever they can."""
-    monkeypatch.setattr(chains, "worthless", lambda *_: "")
-    monkeypatch.setattr("mlirc.passes.chain.worthless", lambda *_: "")
+    monkeypatch.setattr(chain_pass, "worthless", lambda *_: "")
+
+
+@pytest.fixture
+def outlined(monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
+    """Fills with the kernels of what is compiled."""
+    found: list[Kernel] = []
+    compile_kernels = driver.compile_kernels
+    monkeypatch.setattr(driver, "compile_kernels", lambda ks, *a, **k: found.extend(ks) or compile_kernels(ks, *a, **k))
+    return found
+
+
+def heads(n: int, *, batch: int = 1, heads: int = 12, size: int = 32, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """[batch, heads, n, size], as a projection leaves it: heads next to each other."""
+    return torch.randn(batch, n, heads, size, dtype=dtype).transpose(1, 2)
+
+
+def cpu_of(target: str) -> Target:
+    return replace(Target.parse(target), caches=Caches(48 << 10, 12, 2 << 20))
+
+
+def chosen(kernel: Kernel, target: str) -> tuple[ChainFunction, ChainStrategy | str]:
+    with kernel_context(), ir.Location.unknown():
+        load_for(kernel.text)
+        module = ir.Module.parse(kernel.text)
+        found = ChainFunction(module)
+        cpu = cpu_of(target)
+        return found, chain(found.parts, [select_strategy(k, cpu) for k in found.parts], found.passed, cpu)
+
+
+def attention_kernel(outlined: list[Kernel], m: int, n: int, target: str, **of_heads: int) -> Kernel:
+    outlined.clear()
+    torch._dynamo.reset()
+    q, k, v = heads(m, **of_heads), heads(n, **of_heads), heads(n, **of_heads)
+    with torch.no_grad():
+        torch.compile(F.scaled_dot_product_attention, backend="mlirc", options={"target": target, "strict": True, "cache": False})(q, k, v)
+    (found,) = [k for k in outlined if "_chain_" in k.name]
+    return found
+
+
+def test_attention_takes_turns(outlined: list[Kernel]) -> None:
+    """Its scores are 1.9 MB; of smaller ones each kernel is one of its own, which pins and measurements can tell apart."""
+    if not Target.host().has_avx512_bf16:
+        pytest.skip("no target of which the host runs the code")
+    compare(F.scaled_dot_product_attention, *(heads(197) for _ in range(3)))
+    assert sum("_chain_" in k.name for k in outlined) == 1 and len([k for k in kernels() if "pack" not in k]) == 1
+    outlined.clear()
+    compare(F.scaled_dot_product_attention, *(heads(33) for _ in range(3)))
+    assert not any("_chain_" in k.name for k in outlined) and len([k for k in kernels() if "pack" not in k]) == 3
+
+
+CASES: dict[str, Callable[..., torch.Tensor]] = {
+    "plain": F.scaled_dot_product_attention,
+    "causal": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+    "mask": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, (torch.arange(k.shape[2]) % 3 > 0).expand(q.shape[2], -1)),
+    "by hand": lambda q, k, v: (q @ k.transpose(-2, -1) * 0.1).softmax(-1) @ v,
+    "scores, too": lambda q, k, v: ((p := (q @ k.transpose(-2, -1)).softmax(-1)) @ v, p.sum(-1)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_numbers(always: None, case: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for m, n in ((1, 1), (3, 17), (17, 3), (33, 33), (65, 197)):
+        compare(CASES[case], heads(m, dtype=dtype, heads=4), heads(n, dtype=dtype, heads=4), heads(n, dtype=dtype, heads=4))
+    assert not left_to_aten()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("m, n", [(300, 300), (259, 520), (1030, 129)])
+def test_numbers_of_blocks_of_rows(always: None, m: int, n: int, dtype: torch.dtype) -> None:
+    """What a head has between its kernels is more than their share of the cache; the last block has fewer rows, or one tile of AMX."""
+    torch.manual_seed(0)
+    q, k, v = (heads(rows, heads=3, dtype=dtype) for rows in (m, n, n))
+    compare(F.scaled_dot_product_attention, q, k, v, options={"strict": True, "target": "host"})
+    if Target.host().has_avx512_bf16:
+        assert any("_chain_" in k for k in kernels())
+
+
+def test_threads_share_the_parts(always: None) -> None:
+    before = torch.get_num_threads()
+    q, k, v = heads(129, heads=7), heads(70, heads=7), heads(70, heads=7)
+    torch.set_num_threads(1)
+    try:
+        compiled = torch.compile(F.scaled_dot_product_attention, backend="mlirc", options={"strict": True})
+        alone = compiled(q, k, v)
+        torch.set_num_threads(2)
+        assert torch.equal(alone, compiled(q, k, v))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("target", [AMX, AVX512])
+def test_a_head_or_some_after_the_other(outlined: list[Kernel], always: None, target: str) -> None:
+    """What is between the kernels fills no more than an eighth of the second-level cache."""
+    share = cpu_of(target).caches.second // 8
+    for size, together in ((64, 2), (150, 1)):
+        kernel = attention_kernel(outlined, size, size, target, heads=16)
+        found, s = chosen(kernel, target)
+        assert isinstance(s, ChainStrategy) and (s.batch, s.row_block, s.row_blocks) == (16, size, 1)
+        assert s.together == together and s.chunks == 16 // together
+        assert sum(chunk_bytes(found.parts, p, s) for p in found.passed) <= share
+
+
+def test_blocks_of_rows_of_longer_ones(outlined: list[Kernel], always: None) -> None:
+    found, s = chosen(attention_kernel(outlined, 500, 500, AMX, heads=2), AMX)
+    assert isinstance(s, ChainStrategy) and s.together == 1 and s.row_block % 32 == 0 and s.row_block < 500
+    assert s.chunks == 2 * -(-500 // s.row_block)
+    first, loops, last = s.parts
+    assert first.row_tiles == last.row_tiles == s.row_block // 32
+    assert s.spans[1] == (500, s.row_block), "the softmax has an iteration for a row"
+    assert SLACK >= 16, "rows of a tile that may lie before a block"
+
+
+def test_whether_it_is_worth_it(outlined: list[Kernel], always: None) -> None:
+    cpu = cpu_of(AMX)
+    found, s = chosen(attention_kernel(outlined, 33, 33, AMX, heads=12), AMX)
+    assert isinstance(s, ChainStrategy) and "stay in the second-level cache" in worthless(found.parts, found.passed, s, cpu)
+    found, s = chosen(attention_kernel(outlined, 180, 180, AMX, heads=7), AMX)
+    assert s.chunks == 7 and "threads" in worthless(found.parts, found.passed, s, cpu)
+    found, s = chosen(attention_kernel(outlined, 200, 200, AMX, heads=12), AMX)
+    assert not worthless(found.parts, found.passed, s, cpu)
+
+
+def test_rows_between_kernels_begin_with_a_line(outlined: list[Kernel], always: None) -> None:
+    kernel = attention_kernel(outlined, 33, 197, AMX)
+    assert 'mlirc.result_strides = [["82368", "6864", "208", "1"]]' in kernel.text, "scores in f32"
+    assert '["88704", "7392", "224", "1"]' in kernel.text, "their powers in bf16"
+    assert (pitch(197, 4), pitch(512, 4), pitch(512, 2), pitch(16, 4), pitch(17, 4)) == (208, 528, 544, 16, 32)
+
+
+def test_each_part_is_a_function_and_what_passes_is_on_the_stack(outlined: list[Kernel], always: None) -> None:
+    seen: dict[str, str] = {}
+    kernel = attention_kernel(outlined, 64, 64, AMX)
+    driver.compile_kernel(kernel.text, Target.parse(AMX), "k", lambda name, what: seen.update({name: str(what)}))
+    assert all(f"call @k_{n}_body" in seen["vector"] for n in range(3))
+    assert "// together = 1" in seen["strategy"] and seen["strategy"].count("// part ") == 3
+    assert seen["asm"].count("tdpbf16ps") >= 8
+
+
+def test_weights_that_all_have_in_common_are_not_read_again_and_again(outlined: list[Kernel], always: None) -> None:
+    """A product of a batch with the same large weight begins no chain: each chunk would read it."""
+    layer = torch.nn.Conv1d(600, 600, 1)
+    compare(lambda x: layer.to(x.dtype)(x).softmax(1).abs(), torch.randn(16, 600, 130))
+    assert outlined and not any("_chain_" in k.name for k in outlined)
+
+
+def test_pins_are_for_the_parts_that_have_the_field(always: None, outlined: list[Kernel]) -> None:
+    q = heads(129)
+    options = {"strict": True, "target": AVX512, "pin": ["*_chain_*: rows=4"], "cache": False}
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(F.scaled_dot_product_attention, backend="mlirc", options=options)(q, q, q)
+    (kernel,) = [k for k in outlined if "_chain_" in k.name]
+    _, s = chosen(kernel, AVX512)
+    assert isinstance(s, ChainStrategy)
+
+
+def test_what_is_read_elsewhere_is_stored(always: None) -> None:
+    """The powers are a result of the graph as well, and what is summed up of them comes after the chain."""
+
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        p = (q @ k.transpose(-2, -1)).softmax(-1)
+        return p @ v, p
+
+    torch.manual_seed(0)
+    compare(f, heads(65), heads(65), heads(65))
+
+
+def test_gradients_of_a_chain(always: None) -> None:
+    torch.manual_seed(0)
+
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        F.scaled_dot_product_attention(q, k, v).float().square().sum().backward()
+        return [x.grad for x in (q, k, v)]  # type: ignore[misc]
+
+    args = [heads(70, heads=4, dtype=torch.float32) for _ in range(3)]
+    compiled = torch.compile(F.scaled_dot_product_attention, backend="mlirc", options={"strict": True})
+    leaves = [x.detach().requires_grad_() for x in args]
+    compiled(*leaves).square().sum().backward()
+    for got, want in zip(leaves, step(*(x.double() for x in args))):
+        torch.testing.assert_close(got.grad.double(), want, rtol=1e-3, atol=1e-3)
