@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ..lowering.target import Target
 
 PASS_NAME = "mlirc-chain"
+UNCHAINED = "mlirc.unchained"
+"""On a call of which the next one reads results: why they do not take turns."""
 WRITES = ("mlirc.in_place", "mlirc.write", OVERWRITES)
 
 
@@ -69,8 +71,10 @@ class _Chain:
         self.block = function.regions[0].blocks[0]
         self.kernels = list(kernels)
         self.target = target
-        self.known: dict[str, bool] = {}
-        """Whether chains take turns, by their text."""
+        self.known: dict[tuple[object, ...], tuple[bool, str]] = {}
+        """Verdicts, by kernels and how they are tied."""
+        self.apart: dict[int, tuple[ir.Operation, str]] = {}
+        """By their places in the block: calls after which nothing takes turns with them, and why."""
         self.by_text: dict[str, int] = {}
 
     def run(self) -> list[Kernel]:
@@ -84,6 +88,10 @@ class _Chain:
             if (link := self._longest(op, taken)) is not None:
                 found.append(link)
                 taken.update(link.calls)
+        chained = {self.place[link.calls[0]] for link in found}
+        # Not sooner: the hash of an op is that of what it is.
+        for op, why_not in (self.apart[n] for n in self.apart.keys() - chained):
+            op.attributes[UNCHAINED] = ir.StringAttr.get(why_not)
         dead = [op for link in found for op in self._replace(link)]
         for op in dead:
             op.erase()
@@ -103,8 +111,15 @@ class _Chain:
         best, calls = None, [first]
         while (follower := self._follower(calls)) is not None and follower not in taken:
             calls = [*calls, follower]
-            if (link := self._link(calls)) is not None:
+            if (link := self._link(calls)) is None:
+                continue
+            possible, why_not = self._verdict(link)
+            if why_not:
+                self.apart[self.place[first]] = first, why_not
+            else:
                 best = link
+            if not possible:
+                break  # nor with what follows
         return best
 
     def _follower(self, calls: Sequence[ir.Operation]) -> ir.Operation | None:
@@ -137,20 +152,26 @@ class _Chain:
         early = any(self.place[u] <= self.place[calls[-1]] for r in results for u in users[r])
         if early or not all(users.values()) or not all(map(st.is_tensor, operands)) or any(unshaped(v) in made for v in operands):
             return None
-        link = _Link(calls, list(dict.fromkeys(operands)), passed, results)
-        return link if self._takes_turns(link) else None
+        return _Link(calls, list(dict.fromkeys(operands)), passed, results)
 
-    def _takes_turns(self, link: _Link) -> bool:
-        text = self._text(link, [self.kernels[self._number(op)].text for op in link.calls], located=False)
-        if text not in self.known:
-            try:
-                chained = ChainFunction(ir.Module.parse(text))
-                strategies = [select_strategy(part, self.target) for part in chained.parts]
-                chosen = choose(chained.parts, strategies, chained.passed, self.target)
-                self.known[text] = not isinstance(chosen, str) and not worthless(chained.parts, chained.passed, chosen, self.target)
-            except CompileError:
-                self.known[text] = False  # whoever compiles the kernels says why
-        return self.known[text]
+    def _verdict(self, link: _Link) -> tuple[bool, str]:
+        """Whether the calls can take turns, and why they do not; empty if they do."""
+        places = {v: n for n, v in enumerate((*link.operands, *(r for op in link.calls for r in op.results)))}
+        tied = [tuple(places[v if v in places else unshaped(v)] for v in op.operands) for op in link.calls]
+        key = tuple(map(self._number, link.calls)), tuple(tied), tuple(places[r] for r in link.passed)
+        if key not in self.known:
+            text = self._text(link, [self.kernels[self._number(op)].text for op in link.calls], located=False)
+            self.known[key] = self._judged(text)
+        return self.known[key]
+
+    def _judged(self, text: str) -> tuple[bool, str]:
+        try:
+            chained = ChainFunction(ir.Module.parse(text))
+            strategies = [select_strategy(part, self.target) for part in chained.parts]
+        except CompileError as e:  # whoever compiles the kernels says so
+            return False, e.reason
+        chosen = choose(chained.parts, strategies, chained.passed, self.target)
+        return (False, chosen) if isinstance(chosen, str) else (True, worthless(chained.parts, chained.passed, chosen, self.target))
 
     def _replace(self, link: _Link) -> list[ir.Operation]:
         """Put a call of the chain where its last call is; returns what is dead then, users first."""

@@ -88,6 +88,7 @@ def chain(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passe
     batches = _batches(parts, strategies, passed, batch, rows)
     if isinstance(batches, str):
         return batches
+    whole, batch = batch, batches.batch
     nbytes = sum(_bytes(parts, p) for p in passed)
     room = target.caches.second // CHUNK_SHARE
     if any(w > room for w in map(_weights, parts)):
@@ -96,6 +97,8 @@ def chain(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passe
     if each <= room:
         together = max((n for n in range(1, batch + 1) if batch % n == 0 and n * each <= room and batch // n >= LEAST_CHUNKS), default=1)
         return ChainStrategy(batch, rows, together, rows, list(batches.strategies), batches.spans, why=why)
+    if whole != batch:
+        return "a kernel takes several of the batch at once"
     blocks = _row_blocks(parts, batches.strategies, passed, batch, rows, (room * rows // each, MOST_SHARES * room * rows // each))
     if isinstance(blocks, str):
         return f"{each >> 10} KB between the kernels are more than {room >> 10}, and {blocks}"
@@ -133,6 +136,7 @@ def _weights(kernel: KernelFunction) -> int:
 class _Spans:
     strategies: Sequence[Strategy]
     spans: list[tuple[int, int]]
+    batch: int
     row_block: int
 
 
@@ -154,9 +158,9 @@ def pitch(columns: int, nbytes: int) -> int:
 
 
 def _batches(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], batch: int, rows: int) -> _Spans | str:
-    """Strategies with the batch outermost, and the iterations of each part for one of it."""
-    chosen, spans = [], []
-    for n, (k, s) in enumerate(zip(parts, strategies)):
+    """Strategies with the batch outermost, and the iterations of each part for one of it, or for as many as are together in all parts."""
+    chosen: list[Strategy] = []
+    for s, k in zip(strategies, parts):
         if isinstance(s, ContractionStrategy):
             plain = s.dot is None and s.shared is None and not s.turned and s.chunk is None and (s.depth is None or s.tiles)
             if not plain or s.row is None or len(k.domain.siblings) > 1:
@@ -164,12 +168,12 @@ def _batches(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], pa
             s = replace(s, lanes_first=False)
         elif not isinstance(s, LoopStrategy) or s.kind not in ("loops", "rows") or s.split is not None or s.staged is not None or not s.parallel:
             return "a kernel is no plain loop"
-        trips = _trips(k, s)
-        if trips % batch or not _linear(k, s, _values(parts, passed, n), batch):
-            return "a kernel does not have the batch outermost"
         chosen.append(s)
-        spans.append((trips // batch, trips // batch))
-    return _Spans(chosen, spans, rows)
+    trips = [_trips(k, s) for k, s in zip(parts, chosen)]
+    batch = math.gcd(batch, *trips)
+    if not all(_linear(k, s, _values(parts, passed, n), batch) for n, (k, s) in enumerate(zip(parts, chosen))):
+        return "a kernel does not have the batch outermost"
+    return _Spans(chosen, [(t // batch, t // batch) for t in trips], batch, rows)
 
 
 def _row_blocks(
@@ -200,7 +204,7 @@ def _row_blocks(
             return "a kernel does not have the rows next"
         chosen.append(s)
         spans.append((whole, per_block))
-    return _Spans(chosen, spans, block)
+    return _Spans(chosen, spans, batch, block)
 
 
 def _values(parts: Sequence[KernelFunction], passed: Sequence[Passed], part: int) -> Iterator[tuple[ir.Value, bool, int]]:

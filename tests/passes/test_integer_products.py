@@ -170,7 +170,8 @@ def test_an_exported_model_runs_on_bytes_between_its_layers() -> None:
         report = mlirc.explain(model, x)
     assert not report.aten
     image = 2 * 16 * 14 * 14
-    assert report.graphs[0].arena_bytes < 4 * image + 2 * 32 * 14 * 14 * 4, "the image that is convolved has bytes"
+    lines = 2 * 16 * 14 * 64 if Target.host().has_amx_int8 else 0  # what the windows of a row of tiles see
+    assert report.graphs[0].arena_bytes < 4 * image + lines + 2 * 32 * 14 * 14 * 4, "the image that is convolved has bytes"
 
 
 @pytest.mark.parametrize("rows", [1, 7])
