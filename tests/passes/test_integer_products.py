@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import mlirc
+from mlirc.lowering.target import Target
 from mlirc.passes.integer_products import integer_products
 from mlirc.tests.passes.graph_text import check, function, generic
 
