@@ -179,13 +179,11 @@ def _batches(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], pa
 def _row_blocks(
     parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], batch: int, rows: int, room: tuple[int, int]
 ) -> _Spans | str:
-    """The same with blocks of rows of the products as the next loop: as many as there is room for, or a register tile if there is more."""
-    heights = {s.rows for s in strategies if isinstance(s, ContractionStrategy)}
-    if len(heights) > 1:
-        return "the products have register tiles of unlike heights"
-    height = heights.pop()
+    """The same with blocks of rows of the products as the next loop: as many as there is room for, or the fewest that
+    are whole register tiles of all."""
+    height = math.lcm(*(s.rows for s in strategies if isinstance(s, ContractionStrategy)))
     if height > room[1]:
-        return "a register tile has too many rows"
+        return f"so are those of {height} rows, which are whole register tiles of all products"
     most = max(room[0] // height, 1) * height
     block = -(-rows // -(-rows // most) // height) * height  # blocks that are alike
     chosen, spans = [], []
@@ -193,7 +191,7 @@ def _row_blocks(
         if isinstance(s, ContractionStrategy):
             if k.domain.sizes[s.row] != rows:  # type: ignore[index]
                 return "the products have unlike rows"
-            s = replace(s, row_tiles=block // height, near=None if s.tiles else 1)
+            s = replace(s, row_tiles=block // s.rows, near=None if s.tiles else 1)
             per_block = _lane_blocks(k, s)
             whole = -(-rows // block) * per_block
         else:
