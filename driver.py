@@ -37,6 +37,7 @@ from .passes.strategy import MODEL, Adjustment, adjusted, parse_pins, pinned, re
 from .passes.strategy.chains import ChainStrategy
 from .passes.strategy.chains import chain as chain_strategy
 from .passes.tabulate import tabulate
+from .passes.tabulate_expressions import tabulate_expressions
 from .passes.vectorize import KernelFunction, vectorize
 from .passes.vectorize.chain import vectorize_chain
 from .reproducer import write_reproducer
@@ -90,6 +91,7 @@ def compile_kernel(
             raise CompileError(f"the vectorizer built invalid IR: {e}", stage="vectorize") from None
         user.run_after("vector", vectors, see)
         pass_manager("symbol-dce,canonicalize,cse").run(vectors.operation)
+        tabulate_expressions(vectors, target)
         tabulate(vectors, target)
         expand_math(vectors)
         round_in_place(vectors, target)

@@ -50,10 +50,10 @@ def tabulate(module: ir.Module, target: Target) -> None:
         module.operation.walk(collect)
         for name in dict.fromkeys(op.name for op in found):
             with ir.InsertionPoint.at_block_begin(module.body), ir.Location.unknown():
-                memref.GlobalOp(_symbol(name), ir.TypeAttr.get(_kind()))  # a declaration
+                memref.GlobalOp(_symbol(name), ir.TypeAttr.get(table_kind()))  # a declaration
         for op in found:
             with ir.InsertionPoint(op), op.location:
-                op.results[0].replace_all_uses_with(_read(op))
+                op.results[0].replace_all_uses_with(read_table(_symbol(op.name), op.operands[0], op.results[0].type))
             op.erase()
 
 
@@ -61,7 +61,8 @@ def _symbol(function: str) -> str:
     return BF16_TABLE + function.split(".")[1]
 
 
-def _kind() -> ir.Type:
+def table_kind() -> ir.Type:
+    """Of the memory of a table."""
     return ir.MemRefType.get([SIZE], ir.F32Type.get())
 
 
@@ -77,9 +78,9 @@ def _becomes_bf16(y: ir.Value) -> bool:
     return bool(users) and all(u.name == "arith.truncf" and isinstance(element_type(u.results[0].type), ir.BF16Type) for u in users)
 
 
-def _read(op: ir.Operation) -> ir.Value:
-    x, result = op.operands[0], op.results[0].type
-    table = memref.get_global(_kind(), _symbol(op.name))
+def read_table(symbol: str, x: ir.Value, result: ir.Type) -> ir.Value:
+    """What a table has for a bf16, widened to f32 (or a vector of them)."""
+    table = memref.get_global(table_kind(), symbol)
     at = Num(x).bits().shift_right_unsigned(16).value
     if isinstance(result, ir.VectorType):
         everywhere = builders.constant(with_element(result, ir.IntegerType.get_signless(1)), 1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .abi import BF16_TABLE
+from .expressions import MARK, evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,17 +23,22 @@ _tables: dict[str, NDArray[np.float32]] = {}
 def bf16_table(symbol: str) -> int:
     """The address of the table with this symbol, 0 if there is none: f32[65536], by the bits of a bf16, the nearest bf16 to its function."""
     name = symbol.removeprefix(BF16_TABLE)
-    if name == symbol or name not in _FUNCTIONS:
+    if name == symbol:
         return 0
     if name not in _tables:
-        _tables.setdefault(name, _table(name))  # of two threads, one provides it
+        table = _table(name)
+        if table is None:
+            return 0
+        _tables.setdefault(name, table)  # of two threads, one provides it
     return int(_tables[name].ctypes.data)
 
 
-def _table(name: str) -> NDArray[np.float32]:
+def _table(name: str) -> NDArray[np.float32] | None:
     arguments = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
     with np.errstate(all="ignore"):
-        return nearest_bf16(_FUNCTIONS[name](arguments.astype(np.float64)))
+        if name.startswith(MARK):
+            return evaluate(name, arguments, {**_FUNCTIONS, "exp": np.exp}, nearest_bf16)
+        return nearest_bf16(_FUNCTIONS[name](arguments.astype(np.float64))) if name in _FUNCTIONS else None
 
 
 def nearest_bf16(x: NDArray[np.float64]) -> NDArray[np.float32]:
