@@ -138,6 +138,7 @@ def _kernels(gm: Any) -> list[_Kernel]:
     from mlirc.frontend.importer import import_graph
     from mlirc.frontend.static_inputs import static_inputs, weight_inputs
     from mlirc.lowering.target import Target
+    from mlirc.passes.chained import is_chain
     from mlirc.passes.vectorize import KernelFunction
 
     out = []
@@ -162,6 +163,8 @@ def _kernels(gm: Any) -> list[_Kernel]:
                 continue
             load_for(k.text)
             module = ir.Module.parse(k.text)
+            if is_chain(module):  # of products, and what is between them
+                continue
             kind = KernelFunction.of(module).domain.kind
             calls = max(callees.count(k.name), 1)
             if kind in ("contraction", "convolution", "bucket") or "_pack_" in k.name:

@@ -76,13 +76,15 @@ class _Chain:
         self.apart: dict[int, tuple[ir.Operation, str]] = {}
         """By their places in the block: calls after which nothing takes turns with them, and why."""
         self.by_text: dict[str, int] = {}
+        self.replaced: dict[ir.Value, ir.Value] = {}
+        """Results of calls, and of the chains that they have become parts of."""
 
     def run(self) -> list[Kernel]:
-        order = [st.operation(o) for o in self.block.operations]
-        self.place = {op: n for n, op in enumerate(order)}
+        self.order = [st.operation(o) for o in self.block.operations]
+        self.place = {op: n for n, op in enumerate(self.order)}
         taken: set[ir.Operation] = set()
         found: list[_Link] = []
-        for op in order:
+        for op in self.order:
             if op in taken or not self._begins(op):
                 continue
             if (link := self._longest(op, taken)) is not None:
@@ -128,10 +130,8 @@ class _Chain:
         follower = min(users, key=self.place.__getitem__, default=None)
         if follower is None or not self._movable(follower):
             return None
-        between = range(self.place[calls[0]], self.place[follower])
-        operations = [st.operation(self.block.operations[n]) for n in between]
-        plain = all(st.kind(op) != "call" or "mlirc.kernel" in op.attributes and not any(w in op.attributes for w in WRITES) for op in operations)
-        return follower if plain else None
+        between = [op for op in self.order[self.place[calls[0]] : self.place[follower]] if st.kind(op) == "call"]
+        return follower if all(map(self._movable, between)) else None
 
     def _users(self, value: ir.Value) -> list[ir.Operation]:
         """The ops that read a value, or reshaped views of it."""
@@ -175,6 +175,7 @@ class _Chain:
 
     def _replace(self, link: _Link) -> list[ir.Operation]:
         """Put a call of the chain where its last call is; returns what is dead then, users first."""
+        link.operands = [self.replaced.get(v, v) for v in link.operands]
         index = self._kernel(link)
         with ir.InsertionPoint(link.calls[-1]), ir.Location.fused([op.location for op in link.calls]):
             call = func.CallOp([v.type for v in link.results], self.kernels[index].name, link.operands)
@@ -184,6 +185,7 @@ class _Chain:
         op.attributes["mlirc.sizes"] = ir.ArrayAttr.get([sizes[r] for r in link.results])
         for old, new in zip(link.results, op.results):
             old.replace_all_uses_with(new)
+            self.replaced[old] = new
         dead = []
         for c in reversed(link.calls):
             dead += [v for r in c.results for v in self._views(r)]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 
 from mlirc import driver
+from mlirc.cli import main
 from mlirc.dialects.context import kernel_context
 from mlirc.dialects.mlir import ir
 from mlirc.dialects.own import load_for
@@ -196,6 +199,20 @@ def test_what_is_read_elsewhere_is_stored(always: None) -> None:
 
     torch.manual_seed(0)
     compare(f, heads(65), heads(65), heads(65))
+
+
+def test_a_chain_that_reads_what_another_makes(always: None, outlined: list[Kernel]) -> None:
+    torch.manual_seed(0)
+    attend = F.scaled_dot_product_attention
+    compare(lambda q, k, v: attend(attend(attend(q, k, v), k, v), v, k), heads(70), heads(70), heads(70))
+    assert any("_chain_" in k.name for k in outlined) and not left_to_aten()
+
+
+def test_a_dump_of_a_chain(always: None, outlined: list[Kernel], tmp_path: Path) -> None:
+    path = tmp_path / "chain.mlir"
+    path.write_text(attention_kernel(outlined, 64, 64, AMX).text)
+    out = CliRunner().invoke(main, ["dump", str(path), "--stage", "strategy", "--stage", "asm", "--target", AMX])
+    assert out.exit_code == 0 and "// part 2:" in out.output and "tdpbf16ps" in out.output
 
 
 def test_gradients_of_a_chain(always: None) -> None:
