@@ -10,6 +10,7 @@ Attention is the case: its scores, and their softmax, are needed one head (or so
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from .outline import SYMBOL, Kernel
 from .overwrite import OVERWRITES
 from .strategy import select_strategy
 from .strategy.chains import chain as choose
-from .strategy.chains import pitch, worthless
+from .strategy.chains import pitch, stays_in_cache, too_few_chunks
 from .strategy.trial import worth_trying
 
 if TYPE_CHECKING:
@@ -49,6 +50,12 @@ class _Link:
     operands: list[ir.Value]
     passed: list[ir.Value]
     results: list[ir.Value]
+
+
+def _bytes(value: ir.Value) -> int:
+    """Of a value of known size; 0 of others, which take no turns."""
+    shape = st.shape(value)
+    return math.prod(shape) * (builders.element_type(value).width // 8 or 1) if min(shape, default=0) >= 0 else 0
 
 
 def _spread(value: ir.Value) -> ir.Attribute | None:
@@ -115,7 +122,9 @@ class _Chain:
             calls = [*calls, follower]
             if (link := self._link(calls)) is None:
                 continue
-            possible, why_not = self._verdict(link)
+            possible, why_not = True, stays_in_cache(sum(map(_bytes, link.passed)), self.target)
+            if not why_not:  # which is quickly asked
+                possible, why_not = self._verdict(link)
             if why_not:
                 self.apart[self.place[first]] = first, why_not
             else:
@@ -171,7 +180,7 @@ class _Chain:
         except CompileError as e:  # whoever compiles the kernels says so
             return False, e.reason
         chosen = choose(chained.parts, strategies, chained.passed, self.target)
-        return (False, chosen) if isinstance(chosen, str) else (True, worthless(chained.parts, chained.passed, chosen, self.target))
+        return (False, chosen) if isinstance(chosen, str) else (True, too_few_chunks(chosen))
 
     def _replace(self, link: _Link) -> list[ir.Operation]:
         """Put a call of the chain where its last call is; returns what is dead then, users first."""

@@ -106,11 +106,13 @@ def chain(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passe
     return ChainStrategy(batch, rows, 1, blocks.row_block, list(blocks.strategies), blocks.spans, why=why)
 
 
-def worthless(parts: Sequence[KernelFunction], passed: Sequence[Passed], strategy: ChainStrategy, target: Target) -> str:
-    """Why kernels that can take turns had better not; empty if they should."""
-    nbytes = sum(_bytes(parts, p) for p in passed)
-    if nbytes < target.caches.second // LEAST_SHARE:
-        return f"{nbytes >> 10} KB between the kernels stay in the second-level cache anyway"
+def stays_in_cache(nbytes: int, target: Target) -> str:
+    """Why so many bytes between kernels are no reason to take turns; empty if they are one."""
+    return f"{nbytes >> 10} KB between the kernels stay in the second-level cache anyway" if nbytes < target.caches.second // LEAST_SHARE else ""
+
+
+def too_few_chunks(strategy: ChainStrategy) -> str:
+    """Why kernels that can take turns had better not; empty if they may."""
     return "" if strategy.chunks >= LEAST_CHUNKS else f"threads would have only {strategy.chunks} parts to share"
 
 

@@ -22,7 +22,7 @@ from mlirc.passes import chain as chain_pass
 from mlirc.passes.chained import ChainFunction
 from mlirc.passes.outline import Kernel
 from mlirc.passes.strategy import select_strategy
-from mlirc.passes.strategy.chains import SLACK, ChainStrategy, chain, chunk_bytes, pitch, worthless
+from mlirc.passes.strategy.chains import SLACK, ChainStrategy, chain, chunk_bytes, pitch, stays_in_cache, too_few_chunks
 from mlirc.tests.frontend.compare import compare, kernels, left_to_aten
 
 AMX, AVX512 = "sapphirerapids", "x86-64-v4"
@@ -31,7 +31,8 @@ AMX, AVX512 = "sapphirerapids", "x86-64-v4"
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels take turns wherever they can."""
-    monkeypatch.setattr(chain_pass, "worthless", lambda *_: "")
+    monkeypatch.setattr(chain_pass, "stays_in_cache", lambda *_: "")
+    monkeypatch.setattr(chain_pass, "too_few_chunks", lambda *_: "")
 
 
 @pytest.fixture
@@ -148,12 +149,19 @@ def test_blocks_of_rows_of_longer_ones(outlined: list[Kernel], always: None) -> 
 
 def test_whether_it_is_worth_it(outlined: list[Kernel], always: None) -> None:
     cpu = cpu_of(AMX)
-    found, s = chosen(attention_kernel(outlined, 33, 33, AMX, heads=12), AMX)
-    assert isinstance(s, ChainStrategy) and "stay in the second-level cache" in worthless(found.parts, found.passed, s, cpu)
-    found, s = chosen(attention_kernel(outlined, 180, 180, AMX, heads=7), AMX)
-    assert s.chunks == 7 and "threads" in worthless(found.parts, found.passed, s, cpu)
-    found, s = chosen(attention_kernel(outlined, 200, 200, AMX, heads=12), AMX)
-    assert not worthless(found.parts, found.passed, s, cpu)
+    assert "stay in the second-level cache" in stays_in_cache(1000 << 10, cpu) and not stays_in_cache(1024 << 10, cpu)
+    _, s = chosen(attention_kernel(outlined, 180, 180, AMX, heads=7), AMX)
+    assert isinstance(s, ChainStrategy) and s.chunks == 7 and "threads" in too_few_chunks(s)
+    _, s = chosen(attention_kernel(outlined, 200, 200, AMX, heads=12), AMX)
+    assert isinstance(s, ChainStrategy) and not too_few_chunks(s)
+
+
+def test_the_graph_says_why_not(outlined: list[Kernel], tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text("import torch\ndef net(q, k, v):\n    return torch.nn.functional.scaled_dot_product_attention(q, k, v)\n")
+    inputs = ["--input", "1x4x33x32xbf16"] * 3
+    out = CliRunner().invoke(main, ["dump", f"{path}:net", *inputs, "--stage", "chain", "--target", AMX])
+    assert out.exit_code == 0 and 'mlirc.unchained = "' in out.output and "stay in the second-level cache anyway" in out.output
 
 
 def test_rows_between_kernels_begin_with_a_line(outlined: list[Kernel], always: None) -> None:
