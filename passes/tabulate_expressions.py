@@ -116,7 +116,7 @@ class _Expression:
             producer = _pure(inner)
             if producer is None or (n := self._add(producer.operands[0])) is None:
                 return None
-            self.order += [producer, op]
+            self.order += [o for o in (producer, op) if o not in self.order]  # a bf16 may be widened twice
             self.steps.append(f"r{n}")
             self.cost += ROUNDING
         else:

@@ -34,12 +34,13 @@ def worth_trying(text: str) -> bool:
 
 def make_trial(text: str, target: Target) -> Trial | str:
     """For the text of a kernel; or why it cannot be measured."""
+    from ..chained import is_chain
     from ..vectorize.kernel import KernelFunction
 
     with kernel_context(), ir.Location.unknown():
         load_for(text)
         module = ir.Module.parse(text)
-        if len(module.body.operations) > 1:
+        if is_chain(module):
             return "it is a chain of kernels"
         kernel = KernelFunction.of(module)
         if kernel.domain.kind not in ("contraction", "convolution"):
