@@ -4,6 +4,9 @@
 
 The first kernel is a product with a batch. All of them walk over the batch outermost, and so a range of their iterations belongs to a
 range of the batch; where the rows of the product are the next loop of all, also to a block of these.
+
+us of attention's kernels one after the other and in turns, one core of an Emerald Rapids (L2 2 MB), heads x queries x elements: in bf16
+12 x 197 x 64 760 and 455, 32 x 1024 x 64 55,900 and 27,300; whole calls in f32 12 x 197 x 64 1,290 and 1,125, 12 x 512 x 64 6,800 and 6,030.
 """
 
 from __future__ import annotations
@@ -154,7 +157,8 @@ def _elements(value: ir.Value, strides: Sequence[object]) -> int:
 
 
 def pitch(columns: int, nbytes: int) -> int:
-    """Elements of `nbytes` from row to row of a value between kernels: rows begin with a line of the cache, and not in the same set."""
+    """Elements of `nbytes` from row to row of a value between kernels: rows begin with a line of the cache, and not in the same set (attention
+    of 12 x 197 x 64 in bf16 358 instead of 394 us, of 512 rows 2,130 instead of 2,310)."""
     lines = -(-columns * nbytes // LINE)
     return (lines + (lines % 8 == 0)) * LINE // nbytes if columns * nbytes > LINE else columns
 
