@@ -61,7 +61,7 @@ def fill_tiles(function: ir.Operation, shape: PackShape) -> None:
         if st.kind(op) != "convolution" or shape.word(op) == 1:
             continue
         depth = shape.word(op) * shape.row
-        if (window := _window(op, layouts)) is not None and window.channels % depth:
+        if (window := _window(op, depth, layouts)) is not None and window.channels % depth:
             with ir.InsertionPoint(op), op.location:
                 if _together(op, window, depth, layouts):
                     _merge_taps(op, window, depth, layouts)
@@ -69,7 +69,7 @@ def fill_tiles(function: ir.Operation, shape: PackShape) -> None:
                     _pad_channels(op, window, depth, layouts)
 
 
-def _window(op: ir.Operation, layouts: Layouts) -> _Window | None:
+def _window(op: ir.Operation, depth: int, layouts: Layouts) -> _Window | None:
     """With several taps, and results that have the output channels, of a group, last."""
     image, weight, out = st.maps(op)
     iterators = st.iterators(op)
@@ -94,7 +94,7 @@ def _window(op: ir.Operation, layouts: Layouts) -> _Window | None:
     for d in reductions:
         others *= sizes[d] if d not in (taps[0], channel) else 1  # type: ignore[operator]
     w = _Window(taps[0], channel, sizes[taps[0]], sizes[channel], others, sizes[columns[0]], steps[0], across[taps[0]], group is not None)  # type: ignore[arg-type]
-    return w if w.taps * others > 1 and fills(w.columns, w.grouped) else None
+    return w if w.taps * others > 1 and fills(w.columns, w.grouped, w.taps * w.others, w.channels, depth) else None
 
 
 def _together(op: ir.Operation, w: _Window, depth: int, layouts: Layouts) -> bool:

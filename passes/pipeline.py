@@ -39,6 +39,7 @@ from .sink_reshapes import sink_reshapes
 from .split_reductions import split_reductions
 from .spread_broadcasts import spread_broadcasts
 from .strategy import pack_shape
+from .turn_convolutions import turn_convolutions
 from .turn_products import turn_products
 
 if TYPE_CHECKING:
@@ -97,6 +98,11 @@ def _turn_products(graph: Graph) -> None:
         raise_collapses(graph.function)
 
 
+def _turn_convolutions(graph: Graph) -> None:
+    if turn_convolutions(graph.function, pack_shape(graph.target)):
+        _cleaned(fold_transposes)(graph)
+
+
 def _outline(graph: Graph) -> None:
     graph.kernels = outline(graph.function, graph.writes)
 
@@ -117,6 +123,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "fold-transposes": _cleaned(fold_transposes),
     "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),
     "raise-collapses": _cleaned(raise_collapses, fold_transposes),
+    "turn-convolutions": _turn_convolutions,
     "split-reductions": _cleaned(split_reductions),
     "spread-broadcasts": _cleaned(spread_broadcasts),
     "pad-concats": _cleaned(pad_concats),

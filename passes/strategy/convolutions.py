@@ -1,4 +1,4 @@
-"""Which convolutions are made products whose rows and reductions fill tiles, and how."""
+"""Which convolutions are made products whose rows and reductions fill tiles, and how; and which are turned for that."""
 
 from __future__ import annotations
 
@@ -15,9 +15,20 @@ def gathers_taps(width: int) -> bool:
     return width <= NARROW
 
 
-def fills(columns: int, grouped: bool) -> bool:
-    """Whether there are enough output channels (in a group) for reductions in whole tiles to pay."""
-    return columns >= (SIDE // 2 if grouped else SIDE)
+def fills(columns: int, grouped: bool, taps: int, channels: int, depth: int) -> bool:
+    """Whether there are enough output channels (in a group) for reductions in whole tiles to pay.
+
+    Without groups, cycles for 16 positions are compared: a step of a tile takes 16, of vectors, which are mostly empty as well, 8 for each of k.
+    """
+    if grouped:
+        return columns >= SIDE // 2
+    blocks = -(-columns // SIDE)
+    return blocks * taps * SIDE * -(-channels // depth) + _filling(channels, depth) < blocks * taps * SIDE // 2 * channels
+
+
+def _filling(channels: int, depth: int) -> float:
+    """Cycles that the copy of 16 positions takes whose channels are filled up to whole rows of a tile, of `depth` elements; 0 for whole ones."""
+    return 0 if channels % depth == 0 else SIDE * 64 * -(-channels // depth) / BYTES_PER_CYCLE
 
 
 def merges_taps(taps: int, others: int, channels: int, columns: int, depth: int) -> bool:
@@ -49,3 +60,12 @@ def gathers_windows(positions: int, columns: int, word: int) -> bool:
     0.65 instead of 1.26 for 128 to 128, 16 x 16.
     """
     return word > 1 or positions <= FEW_POSITIONS * columns
+
+
+def turns(taps: int, columns: int, channels: int, depth: int = 2 * SIDE) -> bool:
+    """Whether tiles that have few columns are still faster than vectors of f32 along the lines of a channels-last image.
+
+    Cycles for 16 positions: a step of a tile takes 16, of vectors half of one, and an image of planes has to be made for these (64
+    channels, 64 x 64: 187 us, of which as many are counted as it takes to load the elements one by one).
+    """
+    return taps * SIDE * -(-channels // depth) + _filling(channels, depth) < taps * columns * channels / 2 + SIDE * channels

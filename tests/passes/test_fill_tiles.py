@@ -40,13 +40,14 @@ def test_taps_of_few_channels_are_merged():
     """)  # fmt: skip
 
 
-@pytest.mark.parametrize("channels, dilation", [(48, 1), (3, 2)])
-def test_channels_are_padded_where_that_is_no_more_work_or_taps_do_not_touch(channels, dilation):
+@pytest.mark.parametrize("channels, dilation, columns", [(48, 1, 64), (3, 2, 64), (24, 1, 8)])
+def test_channels_are_padded_where_that_is_no_more_work_or_taps_do_not_touch(channels, dilation, columns):
+    """For few output channels, too, if there are several to read."""
     whole = -(-channels // 32) * 32
-    check(convolution(channels, 3, dilation=dilation), run, f"""
+    check(convolution(channels, 3, dilation=dilation, columns=columns), run, f"""
         CHECK: %[[X:.*]] = tensor.pad %arg0 low[0, 0, 0, 0] high[0, 0, 0, {whole - channels}]
         CHECK: %[[W:.*]] = tensor.pad %arg1 low[0, 0, 0, 0] high[0, 0, {whole - channels}, 0]
-        CHECK: linalg.generic {{{{.*}}}}ins(%[[X]], %[[W]] : tensor<1x20x20x{whole}xbf16>, tensor<3x3x{whole}x64xbf16>)
+        CHECK: linalg.generic {{{{.*}}}}ins(%[[X]], %[[W]] : tensor<1x20x20x{whole}xbf16>, tensor<3x3x{whole}x{columns}xbf16>)
     """)  # fmt: skip
 
 
