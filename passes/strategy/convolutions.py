@@ -62,10 +62,12 @@ def gathers_windows(positions: int, columns: int, word: int) -> bool:
     return word > 1 or positions <= FEW_POSITIONS * columns
 
 
-def turns(taps: int, columns: int, channels: int, depth: int = 2 * SIDE) -> bool:
-    """Whether tiles that have few columns are still faster than vectors of f32 along the lines of a channels-last image.
+def turns(taps: int, columns: int, channels: int, planes: bool, depth: int = 2 * SIDE) -> bool:
+    """Whether tiles that have few columns are still faster than vectors of f32 along the lines of an image, which is one of planes or not.
 
-    Cycles for 16 positions: a step of a tile takes 16, of vectors half of one, and an image of planes has to be made for these (64
+    Cycles for 16 positions: a step of a tile takes 16, of vectors half of one, and an image in the other order is transposed first (64
     channels, 64 x 64: 187 us, of which as many are counted as it takes to load the elements one by one).
     """
-    return taps * SIDE * -(-channels // depth) + _filling(channels, depth) < taps * columns * channels / 2 + SIDE * channels
+    transposed = SIDE * channels
+    tiles = taps * SIDE * -(-channels // depth) + (transposed if planes else _filling(channels, depth))
+    return tiles < taps * columns * channels / 2 + (0 if planes else transposed)

@@ -14,14 +14,20 @@ from mlirc.tests.passes.test_fill_tiles import PRODUCT, TILES
 REGISTERS = PackShape(32, frozenset({"bf16"}))
 
 
-def narrow(channels: int = 64, columns: int = 3, channels_last: bool = True, kind: str = "bf16") -> str:
-    """3 x 3 of [1, channels, 20, 20], which is a view of a channels-last image, lanes along the lines."""
+def narrow(channels: int = 64, columns: int = 3, taps: int = 3, channels_last: bool = True, padded: bool = False, kind: str = "bf16") -> str:
+    """Of [1, channels, 20, 20], or a channels-last image, perhaps padded to that; lanes along the lines."""
+    out = 21 - taps
     planes, last = f"tensor<1x{channels}x20x20x{kind}>", f"tensor<1x20x20x{channels}x{kind}>"
-    x, w, y = last if channels_last else planes, f"tensor<3x3x{channels}x{columns}x{kind}>", f"tensor<1x{columns}x18x18xf32>"
+    x, w, y = last if channels_last else planes, f"tensor<{taps}x{taps}x{channels}x{columns}x{kind}>", f"tensor<1x{columns}x{out}x{out}xf32>"
     body = PRODUCT if kind == "bf16" else "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32"
     maps = ["n, h + i, w + j, c" if channels_last else "n, c, h + i, w + j", "i, j, c, o", "n, o, h, w"]
-    op = generic("%y", [("%x", x), ("%w", w)], y, maps, body, "pppprrr", ["n", "o", "h", "w", "c", "i", "j"], "0.0", "convolution")
-    return function([("%x", x), ("%w", w)], op, [("%y", y)])
+    image, argument, pad = "%x", x, ""
+    if padded:
+        image, argument = "%p", f"tensor<1x{channels}x16x14xbf16>"
+        pad = "%seven = arith.constant 7.0 : bf16\n%p = tensor.pad %x low[0, 0, 1, 2] high[0, 0, 3, 4] {\n^bb0(%a: index, %b: index, %c: index, %d: index):\n"
+        pad += f"tensor.yield %seven : bf16\n}} : {argument} to {x}\n"
+    op = generic("%y", [(image, x), ("%w", w)], y, maps, body, "pppprrr", ["n", "o", "h", "w", "c", "i", "j"], "0.0", "convolution")
+    return function([("%x", argument), ("%w", w)], pad + op, [("%y", y)])
 
 
 def run(f):
@@ -38,8 +44,27 @@ def test_results_are_stored_channels_last_and_transposed_back():
     """, clean=True)  # fmt: skip
 
 
+def test_images_of_planes_are_copied():
+    check(narrow(taps=7, channels_last=False), run, """
+        CHECK-DAG: #[[PLANES:.*]] = affine_map<(d0, d1, d2, d3) -> (d0, d3, d1, d2)>
+        CHECK-DAG: #[[IMAGE:.*]] = affine_map<(d0, d1, d2, d3, d4, d5, d6) -> (d0, d2 + d5, d3 + d6, d4)>
+        CHECK: %[[X:.*]] = linalg.generic {indexing_maps = [#[[PLANES]], {{.*}}ins(%arg0 {{.*}}outs(%{{.*}} : tensor<1x20x20x64xbf16>)
+        CHECK: linalg.generic {indexing_maps = [#[[IMAGE]], {{.*}}ins(%[[X]], %arg1 {{.*}}mlirc.kind = "convolution"
+    """, clean=True)  # fmt: skip
+
+
+def test_padding_makes_that_copy():
+    check(narrow(taps=7, channels_last=False, padded=True), run, """
+        CHECK: %[[VALUE:.*]] = arith.constant 7.0
+        CHECK: %[[T:.*]] = linalg.transpose ins(%arg0 : tensor<1x64x16x14xbf16>) {{.*}}permutation = [0, 2, 3, 1]
+        CHECK: %[[X:.*]] = tensor.pad %[[T]] low[0, 1, 2, 0] high[0, 3, 4, 0]
+        CHECK: tensor.yield %[[VALUE]]
+        CHECK: linalg.generic {{.*}}ins(%[[X]], %arg1 {{.*}}mlirc.kind = "convolution"
+    """, clean=True)  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "text", [narrow(channels_last=False), narrow(kind="f32"), narrow(channels=3)], ids=["planes", "f32", "few channels"]
+    "text", [narrow(channels_last=False), narrow(kind="f32"), narrow(channels=3)], ids=["planes, few taps", "f32", "few channels"]
 )
 def test_others_stay_as_they_are(text):
     check(text, run, "CHECK-NOT: linalg.transpose\nCHECK: mlirc.kind = \"convolution\"")
@@ -47,7 +72,7 @@ def test_others_stay_as_they_are(text):
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("channels,columns,size", [(64, 3, 7), (40, 1, 3), (33, 4, 3), (16, 2, 5)])
+@pytest.mark.parametrize("channels,columns,size", [(64, 3, 7), (40, 1, 3), (33, 4, 3), (16, 2, 5), (32, 4, 7)])
 def test_values(channels, columns, size, dynamic):
     """Behind and in front of elementwise ops, of images in both orders of memory, the result as it is and reduced."""
     torch.manual_seed(0)
