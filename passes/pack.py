@@ -145,10 +145,12 @@ def _word_loops(op: ir.Operation, side: int, layouts: Layouts, few: int) -> list
 
 
 def _rows_for_words(op: ir.Operation, side: int, layouts: Layouts, few: int, packed: Packed) -> None:
-    """Rows that are not contiguous along the one reduction are copied, which fuses with what makes them."""
+    """Rows that are not contiguous along the one reduction, or an image that is not along its channels, are copied, which fuses with what makes them."""
     loops = _word_loops(op, side, layouts, few)
     rows = st.map_dims(st.maps(op)[1 - side])
-    if st.kind(op) != "contraction" or len(loops) != 1 or loops[0][1] == 1 or st.iterators(op).count("reduction") != 1 or None in rows:
+    if len(loops) != 1 or loops[0][1] == 1:
+        return
+    if st.kind(op) == "contraction" and (st.iterators(op).count("reduction") != 1 or None in rows):
         return
     at, v = rows.index(loops[0][0]), op.operands[1 - side]
     _transpose_only(op, 1 - side, at, layouts, known=packed.get((v, at)))

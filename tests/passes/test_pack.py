@@ -102,6 +102,17 @@ def test_an_image_whose_lanes_run_along_its_lines_becomes_planes():
     """)  # fmt: skip
 
 
+def test_an_image_of_planes_that_is_multiplied_in_words_becomes_channels_last():
+    text = convolution(64, 3).replace("n, h * 1 + i * 1, w * 1 + j * 1, c)", "n, c, h + i, w + j)")
+    planes = text.replace("tensor<1x20x20x64xbf16>", "tensor<1x64x20x20xbf16>")
+    check(planes, lambda f: pack(f, PAIRS), """
+        CHECK-DAG: #[[LAST:.*]] = affine_map<(d0, d1, d2, d3) -> (d0, d3, d1, d2)>
+        CHECK-DAG: #[[IMAGE:.*]] = affine_map<(d0, d1, d2, d3, d4, d5, d6) -> (d0, d1 + d4, d2 + d5, d6)>
+        CHECK: %[[X:.*]] = linalg.generic {indexing_maps = [#[[LAST]], {{.*}}ins(%arg0 : {{.*}}outs(%{{.*}} : tensor<1x20x20x64xbf16>)
+        CHECK: linalg.generic {indexing_maps = [#[[IMAGE]], {{.*}}ins(%[[X]], {{.*}}mlirc.words = 6 : i32
+    """)  # fmt: skip
+
+
 def test_what_is_made_for_a_convolution_is_made_in_blocks():
     """The flipped weight of a gradient, in training: whoever stores it may as well store it so. An argument is read where it is."""
     text = convolution(24, 3, kind="f32")
