@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "depth", "group", "chunk", "near", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "streams", "steps", "rows_copied", "rows_once", "overlapped", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "lines", "depth", "group", "chunk", "near", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "streams", "steps", "rows_copied", "rows_once", "overlapped", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "in_turns", "stores_together", "grain")
 _FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "in_turns", "stores_together")
+_OR_NONE = ("lines", "depth", "chunk", "near")
 _STACK = 1024 << 10
 """Bytes of sums between blocks of the reduction: they are on the stack of a thread."""
 
@@ -111,11 +112,13 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -
             return f"the strategy of a kernel of kind {strategy.kind} has no field {name!r}; valid fields: {', '.join(known_fields)}"
         if name in _FLAGS and not isinstance(value, bool):
             return f"{name} wants true or false, got {_spell(value)}"
-        if name not in _FLAGS and (isinstance(value, bool) or (value is None and name not in ("depth", "chunk", "near")) or value == 0):
-            return f"{name} wants a positive number{' or none' if name in ('depth', 'chunk', 'near') else ''}, got {_spell(value)}"
+        if name not in _FLAGS and (isinstance(value, bool) or (value is None and name not in _OR_NONE) or value == 0 and name != "lines"):
+            return f"{name} wants a positive number{' or none' if name in _OR_NONE else ''}, got {_spell(value)}"
     if isinstance(strategy, LoopStrategy):
         return replace(strategy, **fields)  # type: ignore[arg-type]
     new = replace(strategy, **fields)  # type: ignore[arg-type]
+    if new.lines is None:
+        new = replace(new, pitch=0)
     area, before = new.rows * new.columns, strategy.rows * strategy.columns
     grain = max(1, strategy.grain * before // area) if "grain" not in fields else new.grain
     if (new.depth is not None or new.lanes_first) and "near" not in fields:
@@ -169,6 +172,9 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
         return f"depth={s.depth} is impossible for this kernel: {problem}"
     if s.looped_epilogue and (s.dot is not None or s.tiles and not s.turned):
         return "looped_epilogue=true is impossible for this kernel; valid: false (its sums are in memory already)"
+    if s.lines not in (None, model.lines):
+        valid = "none" if model.lines is None else f"{model.lines} or none"
+        return f"lines={s.lines} is impossible for this kernel; valid: {valid} (the class of the lines of an image, on AMX)"
     if s.rows_once and not s.tiles:
         return "rows_once=true is impossible for this kernel; valid: false (only products on tiles do so)"
     if s.fetch_ahead and not (s.tiles or model.fetch_ahead):
@@ -192,7 +198,7 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
     """Field -> (least, most, why) of the numbers."""
     d = kernel.domain
     registers = target.vector_registers
-    size = d.sizes[s.row] if s.row is not None else 1
+    size = 1 if s.row is None else d.sizes[s.row] if s.lines is None else (d.sizes[s.lines] - 1) * s.pitch + d.sizes[s.row]  # type: ignore[operator]
     there = (size, f"there are {size} rows") if isinstance(size, int) else (registers, "registers")
     width = d.sizes[s.lane] if s.lane is not None else 1
     vectors = (-(-width // s.lanes), f"{width} columns, {s.lanes} to a vector") if isinstance(width, int) else (registers, "registers")

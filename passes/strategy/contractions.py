@@ -38,6 +38,11 @@ class ContractionStrategy:
     """The reduction class that is walked in words of 32 bits: two bf16 (`vdpbf16ps`) or i16 (`vpmaddwd`), four bytes (`vpdpbusd`)."""
     tiles: bool = False
     """Whether the product runs on AMX tiles."""
+    lines: int | None = None
+    """On AMX, the class of the lines of an image over whose ends the rows run on, from one line into the next: so they are many, however
+    short lines are. The places between the lines have sums as well, which are not stored."""
+    pitch: int = 0
+    """Rows from the beginning of a line to that of the next then."""
     shared: int | None = None
     """The reduction class of a depthwise convolution that is unrolled in a register tile: its taps are at the same places for
     neighbouring rows, which share the loads."""
@@ -124,19 +129,22 @@ def _streamed(kernel: KernelFunction, r: Roles, target: Target, s: ContractionSt
 
 def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy | None:
     """Products of bf16 or bytes whose sums are in tile registers (AMX), and the blocks of rows that go with them."""
-    d = kernel.domain
     if not tiles.possible(kernel, r, s.words, s.lanes, target):
         return None
-    size = known(d.sizes[r.row])  # type: ignore[index]
+    joined = tiles.joined(kernel, r, s.words)  # type: ignore[arg-type]
+    size = known(kernel.domain.sizes[r.row]) if joined is None else joined.rows  # type: ignore[index]
     rows, columns = size if size <= 16 else 32, min(_columns(kernel, r, target, s.lanes), 2)
     width, row = columns * s.lanes, tiles.row_length(kernel)
-    s.why["rows"], s.why["tiles"] = f"tile registers have 16 rows; {size} rows", f"words of {st.word(kernel.domain.anchor)} elements, the reduction in whole rows of {tiles.row_length(kernel)}"
-    depth, s.why["depth"] = tiles.depth(d.sizes[s.words], width * 64 // row, row, target.caches)  # type: ignore[index, arg-type]
+    s.why["rows"], s.why["tiles"] = f"tile registers have 16 rows; {size} rows", f"words of {st.word(kernel.domain.anchor)} elements, the reduction in whole rows of {row}"
+    depth, s.why["depth"] = tiles.depth(kernel.domain.sizes[s.words], width * 64 // row, row, target.caches)  # type: ignore[index, arg-type]
     first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)
-    first = first and bool(r.outer)
-    around = tiles.row_blocks(kernel, r, rows, first, None if contiguous_rows(kernel, r) else depth, target.caches, s.why)
+    first = first and (bool(r.outer) if joined is None else joined.rows > 32)
+    around = tiles.row_blocks(kernel, r, rows, first, joined, None if contiguous_rows(kernel, r) else depth, target.caches, s.why)
     streams = tiles.streams(tiles.fetched_lines(width, around.row_tiles)) if around.fetch_ahead else 1
     s.why["streams"] = "of lines side by side, ahead of each of which the CPU's own prefetcher runs" if streams > 1 else "nothing is fetched, or a line at a time"
+    if joined is not None:
+        s = replace(s, lines=joined.lines, pitch=joined.pitch)
+        s.why["lines"] = f"{joined.rows} rows instead of so many lines of {kernel.domain.sizes[r.row]}"  # type: ignore[index]
     return replace(s, tiles=True, rows=rows, columns=columns, depth=depth, lanes_first=first, streams=streams, **asdict(around))
 
 

@@ -59,6 +59,54 @@ def overlaps(kernel: KernelFunction, r: Roles, rows: int, words: int, turned: bo
     return ""
 
 
+@dataclass(frozen=True)
+class Joined:
+    """Lines of an image, whose rows are one after the other."""
+
+    lines: int
+    """Their class."""
+    pitch: int
+    """Rows from the beginning of a line to that of the next."""
+    rows: int
+    """From the first one to the last, with what is between the lines."""
+    channels: int
+    """Of the image: a row sees what the one before does, but for as many elements of each line of taps."""
+
+
+def joined(kernel: KernelFunction, r: Roles, words: int) -> Joined | None:
+    """The lines of an image that are better walked as one: there are fewer tiles then, or pairs of them in place of single ones.
+
+    The image has to have them one behind the other, as that of a convolution with steps of one has.
+    """
+    d = kernel.domain
+    width = d.sizes[r.row]  # type: ignore[index]
+    reads = [a.steps for a in kernel.accesses.items if a.op == d.anchor and not a.store and a.steps.get(r.row)]
+    if len(r.reductions) < 2 or len(reads) != 1 or not isinstance(width, int) or not isinstance(reads[0][r.row], int):
+        return None
+    step = reads[0][r.row]  # type: ignore[index]
+    panels = st.used_loops(st.maps(d.anchor)[0 if r.swapped else 1])  # type: ignore[arg-type]
+    theirs = {d.loops[d.anchor][loop] for loop in panels}  # type: ignore[index]
+    for c in reversed(r.outer):
+        count, from_line = d.sizes[c], reads[0].get(c)
+        if c in theirs or not isinstance(count, int) or count < 2 or not isinstance(from_line, int) or from_line % step:
+            continue
+        pitch = from_line // step
+        rows = (count - 1) * pitch + width
+        if width <= pitch <= MOST_BETWEEN * width and _pairs(rows) <= count * _pairs(width):
+            return Joined(c, pitch, rows, known(d.sizes[words]))
+    return None
+
+
+def _pairs(rows: int) -> float:
+    """What so many rows take, in pairs of tiles; a single one, which waits for its loads, as much as three quarters of a pair."""
+    whole, rest = divmod(rows, 32)
+    return whole + (0 if rest == 0 else 0.75 if rest <= 16 else 1)
+
+
+MOST_BETWEEN = 2
+"""Rows from line to line, for each of a line: other classes, such as that of images, are further apart."""
+
+
 def depth(length: int, step: int, row: int, caches: Caches) -> tuple[int | None, str]:
     """Elements in a block of the reduction of a product on tiles, of `step` bytes of the panel each, `row` in a row of a tile; None where
     it is not cut."""
@@ -81,17 +129,17 @@ class RowBlocks:
 
 
 def row_blocks(
-    kernel: KernelFunction, r: Roles, rows: int, lanes_first: bool, depth: int | None, caches: Caches, why: dict[str, str]
+    kernel: KernelFunction, r: Roles, rows: int, lanes_first: bool, joined: Joined | None, depth: int | None, caches: Caches, why: dict[str, str]
 ) -> RowBlocks:
     """Choose for register tiles of `rows` rows, and blocks of the reduction of `depth` elements."""
     d = kernel.domain
     each = 64 // row_length(kernel)
-    row_bytes = each * product(r.reductions, d.sizes)
+    row_bytes = each * (product(r.reductions, d.sizes) if joined is None else joined.channels)
     most = max(blocks.resident(caches) // (rows * row_bytes), 1)
-    size = d.sizes[r.row]  # type: ignore[index]
+    size = d.sizes[r.row] if joined is None else joined.rows  # type: ignore[index]
     if isinstance(size, int):
         tiles = max(-(-size // rows), 1)
-        if tiles > min(ONE_BLOCK, most * 3 // 2):
+        if tiles > (min(ONE_BLOCK, most * 3 // 2) if joined is None else min(MOST_ROW_TILES, most)):
             tiles = -(-tiles // -(-tiles // min(MOST_ROW_TILES, most)))
     else:
         tiles = min(MOST_ROW_TILES - 1, most)

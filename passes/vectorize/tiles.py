@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...dialects import builders
 from ...dialects.mlir import arith, builtin, func, ir, llvm, memref, scf, vector, x86
@@ -37,10 +37,11 @@ from ..strategy import ContractionStrategy
 from ..strategy.tiles import fetched_lines
 from . import entry, words
 from .contraction import Contraction
+from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number
 from .memory import Memory
-from .nest import Values, loop
+from .nest import Values, less, loop
 
 SIDE = 16
 """Rows, and f32 columns, of a tile register."""
@@ -124,6 +125,8 @@ class Tiles(Contraction):
 
     def __init__(self, kernel: KernelFunction, strategy: ContractionStrategy) -> None:
         super().__init__(kernel, strategy)
+        if strategy.lines is not None:
+            self.r = replace(self.r, outer=[c for c in self.r.outer if c != strategy.lines])
         self.left = self.width
         """Lanes of the block that is being built."""
         depth = kernel.domain.sizes[strategy.words]  # type: ignore[index]
@@ -132,10 +135,23 @@ class Tiles(Contraction):
         """Elements of k in a tile row."""
         self.whole, self.rest = depth // self.row_length * WORDS, depth % self.row_length
         """Pairs of k in whole tiles, and what is left, in elements."""
+        self.at_end = strategy.lines is not None and strategy.turned
+        """Whether all sums of a block of rows wait for their epilogue."""
         self.copied = 0 if strategy.rows_copied else self.whole
         """The word from which on the rows of a block are read from a copy."""
         self.copy_begin: Number = self.copied
         """The first word in the copy."""
+
+    def _size(self, e: Evaluator, c: int) -> Number:
+        """Of lines that are joined, all rows count, with what is between the lines."""
+        if c == self.s.row and self.s.lines is not None:
+            count = self.k.domain.sizes[self.s.lines]
+            return (count - 1) * self.s.pitch + self._line()  # type: ignore[operator]
+        return super()._size(e, c)
+
+    def _line(self) -> int:
+        """Rows of a line."""
+        return self.k.domain.sizes[self.s.row]  # type: ignore[index, return-value]
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         assert self.s.row is not None
@@ -193,12 +209,16 @@ class Tiles(Contraction):
 
     def _rows_of_scratch(self) -> int:
         """Where k is not cut, sums are kept until the epilogue of the next 32 rows only."""
-        return self._rows_of_copy() if self.s.depth is not None else min(RING, self._rows_of_copy())
+        return self._rows_of_copy() if self._keeps_all() else min(RING, self._rows_of_copy())
+
+    def _keeps_all(self) -> bool:
+        """Whether the sums of all rows of a block are in the scratch."""
+        return self.s.depth is not None or self.at_end
 
     def _place(self, row: Number, block: Block) -> Number:
         """Where in the scratch the sums of two tiles are, of rows from `row` on."""
         place = self.e.math.sub(row, block.begin)
-        return place if self.s.depth is not None else self.e.math.mod(place, RING)
+        return place if self._keeps_all() else self.e.math.mod(place, RING)
 
     def _rows_of_copy(self) -> int:
         """The last tile may begin before the block."""
@@ -280,6 +300,8 @@ class Tiles(Contraction):
         loop(e, step, (parts - 1) * step, step, [], middle)
         if parts > 1:
             self._products_of(block, Span((parts - 1) * step, length, False, True))
+        if self.at_end:
+            self._store_lines(block)
 
     def _block(self, first: Number, masks: Sequence[ir.Value | None] | None, row_block: Number) -> Block:
         lanes = [Index(self.e.math.add(first, j), 1) for j in range(0, self.left, self.e.lanes)]
@@ -400,6 +422,8 @@ class Tiles(Contraction):
 
     def _row_tile(self, row: Number, block: Block) -> ir.Value:
         """Of the rows from `row` on, at this k."""
+        if self.s.lines is not None:
+            self.env[self.s.lines] = Index(0)
         # A lane stride of one along the rows makes the step from row to row come out as the lane stride.
         place, at = self._operand_at(1 if self.r.swapped else 0, Index(row, 1), Index(block.first))
         kind, where, stride = tile(self.height, self.row_length, str(place.element)), self.e.math.value(at.base), self.e.math.value(at.stride)
@@ -470,6 +494,30 @@ class Tiles(Contraction):
     def _epilogue_of(self, row: Number, count: Number, place: Number, block: Block) -> None:
         """Store what becomes of the sums of rows from `row` on, which are in the scratch from row `place` on."""
         m = self.e.math
+        if self.at_end:
+            return
         m.enter()
         self._store_from_scratch(row, count, block.lanes, block.masks, m.mul(place, self.width))
         m.leave()
+
+    def _store_lines(self, block: Block) -> None:
+        """The epilogue of all rows of a block, line by line."""
+        raise NotImplementedError
+
+    def _store(self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values) -> None:
+        """Where lines are joined, what is between them is left out."""
+        if self.s.lines is None or self.at_end:
+            super()._store(rows, lanes, masks, acc)
+            return
+        m = self.e.math
+        (row,) = rows
+        line, place = m.floordiv(row.base, self.s.pitch), m.mod(row.base, self.s.pitch)
+
+        def store() -> None:
+            self.env[self.s.lines] = Index(line)  # type: ignore[index]
+            super(Tiles, self)._store([Index(place)], lanes, masks, acc)
+
+        if self.s.pitch == self._line():
+            store()
+        else:
+            less(self.e, place, self._line(), store)

@@ -24,7 +24,7 @@ from .lanes import Index, Number
 from .memory import Tile, transposed
 from .nest import Values, constant_mask, lane_loop, loop
 from .outline_loop import outline_loop
-from .tiles import Tiles
+from .tiles import SIDE, Block, Tiles
 
 
 def vectorize_turned(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
@@ -151,3 +151,28 @@ class _TurnedTiles(_Blocks, Tiles):
     def _vector(self) -> int:
         """The epilogue has vectors of rows, as many as sums fit in a register."""
         return self.s.lanes
+
+    def _store_lines(self, block: Block) -> None:
+        """Rows that do not fill a tile are the last ones of their own, in the scratch as well."""
+        m = self.e.math
+        count = m.sub(block.end, block.begin)
+        left = m.mod(count, SIDE)
+        tail = m.sub(block.end, left)
+        self._store_lines_of(block, block.begin, tail, 0)
+        if left != 0:
+            self._store_lines_of(block, tail, block.end, m.sub(SIDE, left))
+
+    def _store_lines_of(self, block: Block, first: Number, last: Number, behind: Number) -> None:
+        """The rows from `first` to `last`, which are in the scratch `behind` rows further."""
+        m, pitch = self.e.math, self.s.pitch
+
+        def line(number: Number, _: Values) -> Values:
+            self.env[self.s.lines] = Index(number)  # type: ignore[index]
+            start = m.mul(number, pitch)
+            begin = m.maximum(start, first)
+            end = m.maximum(m.minimum(m.add(start, self._line()), last), begin)
+            corner = m.mul(m.add(m.sub(begin, block.begin), behind), self.width)
+            self._store_from_scratch(m.sub(begin, start), m.sub(end, begin), block.lanes, block.masks, corner)
+            return []
+
+        loop(self.e, m.floordiv(first, pitch), m.floordiv(m.add(last, pitch - 1), pitch), 1, [], line)

@@ -107,7 +107,7 @@ def test_few_outputs_in_every_layout(dtype, target):
         expected = F.leaky_relu(F.conv2d(x.double(), w.double(), padding=1), 0.3) + y.double()
         got = f(x, w, y)
         assert got.dtype == dtype and got.shape == expected.shape
-        assert (got.double() - expected).abs().max() <= 4 * torch.finfo(dtype).eps * expected.abs().max()
+        assert (got.double() - expected).abs().max() <= 16 * torch.finfo(dtype).eps * expected.abs().max()
 
 
 def test_channels_last_and_odd_paddings():

@@ -22,7 +22,7 @@ from mlirc.tests.passes.strategy.test_blocks import linear
 from mlirc.tests.passes.strategy.test_select import convolution, elementwise, product, row_sums
 from mlirc.tests.passes.vectorize.kernels import kernel
 from mlirc.tests.passes.vectorize.test_depthwise import depthwise
-from mlirc.tests.passes.vectorize.test_tiles import LINEAR, deep, symbolic, taps
+from mlirc.tests.passes.vectorize.test_tiles import LINEAR, deep, image, symbolic, taps
 
 
 def dots(m: int, k: int, n: int, kind: str = "f32") -> str:
@@ -188,6 +188,9 @@ def test_tiles_have_the_shapes_of_tile_registers():
         (taps(LINEAR), "rows_copied=true", "rows_copied=true is impossible .* valid: false"),
         (product(64, 64, 64), "rows_copied=true", "valid: false .only products on tiles"),
         (product(64, 64, 64), "fetch_ahead=true", "valid: false .only products on tiles"),
+        (product(64, 64, 64), "lines=0", "lines=0 is impossible .* valid: none .the class of the lines of an image"),
+        (image(14, 16), "lines=1", "lines=1 is impossible .* valid: 0 or none"),
+        (image(14, 16), "lines=none", "rows=32 is impossible .* valid: 14 .there are 14 rows"),
         (LINEAR, "streams=12", "streams=12 is impossible .* valid: 1 to 11 .lines of a step"),
         (LINEAR, "streams=2, fetch_ahead=false", "streams=2 is impossible .* valid: 1 .nothing is fetched"),
     ],
@@ -220,6 +223,7 @@ KERNELS = {
     "convolution": convolution(9, 16, 64),
     "depthwise": depthwise(14, 3, 1),
     "turned": linear(37, 200, 96).replace('["96", "1"]', '["1", "37"]'),
+    "image": image(14, 16),
 }
 
 
@@ -238,7 +242,7 @@ def test_candidates_are_a_handful_of_others(name):
 @pytest.mark.parametrize("name", KERNELS)
 def test_candidates_compute_the_same(name):
     target = Target.host()
-    if name == "pairs" and "bf16" not in pack_shape(target).words:
+    if name in ("pairs", "image") and "bf16" not in pack_shape(target).words:
         pytest.skip("the CPU multiplies no pairs of bf16")
     trial = make_trial(KERNELS[name], target)
     assert isinstance(trial, Trial) and worth_trying(KERNELS[name])

@@ -22,7 +22,8 @@ from mlirc.passes.expand_math import expand_math
 from mlirc.passes.strategy import MODEL, Adjustment, ContractionStrategy, adjusted, select_strategy
 from mlirc.passes.vectorize import KernelFunction, vectorize
 from mlirc.tests.amx_emulation import emulate
-from mlirc.tests.passes.vectorize.kernels import strategy
+from mlirc.tests.passes.graph_text import generic
+from mlirc.tests.passes.vectorize.kernels import kernel, strategy
 
 LINEAR = """
 #a = affine_map<(m, n, k) -> (m, k)>
@@ -63,6 +64,31 @@ def taps(text: str) -> str:
     """`LINEAR` with two reductions, of five and 96."""
     text = text.replace("(m, n, k)", "(m, n, j, k)").replace("(m, k)", "(m, j, k)").replace("(n floordiv 32, ", "(n floordiv 32, j, ")
     return text.replace("70x96x", "70x5x96x").replace("3x48x", "3x5x48x").replace("mlirc.words = 2", "mlirc.words = 3").replace('"reduction"', '"reduction", "reduction"')
+
+
+def image(width: int, pitch: int, height: int = 14, turned: bool = False) -> str:
+    """3 x 3 of [height + 2][pitch][64] channels-last, `width` positions to a line, to 64 channels."""
+    x, w, y = f"tensor<{height + 2}x{pitch}x64xbf16>", "tensor<2x3x3x32x32x2xbf16>", f"tensor<{height}x{width}x64xf32>"
+    maps = ["h + i, w + j, c", "o floordiv 32, i, j, c floordiv 2, o mod 32, c mod 2", "h, w, o"]
+    body = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\n%m = arith.mulf %u, %v : f32\n%o = arith.addf %a2, %m : f32"
+    op = generic("%y", [("%x", x), ("%w", w)], y, maps, body, "ppprrr", ["h", "w", "o", "i", "j", "c"], "0.0", "convolution")
+    op = op.replace('mlirc.kind = "convolution"', 'mlirc.kind = "convolution", mlirc.words = 5 : i32')
+    return kernel([("%x", x), ("%w", w)], op, [("%y", y)], [[width, 1, height * width] if turned else [width * 64, 64, 1]])
+
+
+@pytest.mark.parametrize(("width", "pitch", "joined"), [(14, 16, True), (28, 30, True), (20, 22, True), (56, 58, True), (32, 34, False), (14, 30, False)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_lines_of_an_image_are_joined_where_that_takes_fewer_tiles(width: int, pitch: int, joined: bool, turned: bool) -> None:
+    s = strategy(image(width, pitch, turned=turned), "sapphirerapids")
+    assert isinstance(s, ContractionStrategy) and s.tiles and s.turned == turned
+    assert (s.lines is not None, s.pitch) == ((True, pitch) if joined else (False, 0))
+    assert s.rows == (14 if width == 14 and not joined else 32)
+
+
+def test_lines_that_are_joined_have_pairs_of_tiles() -> None:
+    joined, alone = (_asm(image(14, 16), adjustment=a) for a in (MODEL, Adjustment((("lines", None), ("rows", 14), ("row_tiles", 1)), pinned=True)))
+    assert max(loop.count("tdpbf16ps") for loop in _loops(joined["k_tiles16"])) == 4
+    assert max(loop.count("tdpbf16ps") for loop in _loops(alone["k_tiles14"])) == 2
 
 
 def _asm(text: str, target: Target | None = None, adjustment: Adjustment = MODEL) -> dict[str, str]:
@@ -212,6 +238,10 @@ def amx(monkeypatch):
     torch._dynamo.reset()
 
 
+def _layers(*convolutions: torch.nn.Module) -> torch.nn.Module:
+    return torch.nn.Sequential(convolutions[0], torch.nn.ReLU(), convolutions[1], torch.nn.Hardtanh())
+
+
 MODELS = [
     (torch.nn.Linear(64, 80), (38, 64)),
     (torch.nn.Sequential(torch.nn.Linear(32, 16), torch.nn.GELU()), (3, 7, 32)),
@@ -228,6 +258,13 @@ MODELS = [
     (torch.nn.Sequential(torch.nn.Conv1d(32, 40, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv1d(40, 16, 1)), (1, 32, 3)),  # without tiles, three vectors
     (torch.nn.Conv2d(36, 40, 1), (2, 36, 5, 7)),  # positions merged
     (torch.nn.Conv2d(32, 24, 3, padding=1), (2, 32, 3, 7)),  # of several taps
+    (torch.nn.Conv2d(4, 6, 3, padding=1), (2, 4, 13, 19)),  # lines joined, here without anything between them, and results along the rows
+    (torch.nn.Conv2d(32, 70, 3, padding=1), (2, 32, 19, 17)),  # several blocks of rows
+    (_layers(torch.nn.Conv2d(32, 40, 3, padding=1), torch.nn.Conv2d(40, 16, 3)), (2, 32, 9, 20)),  # results along the columns
+    (_layers(torch.nn.Conv2d(3, 32, 1), torch.nn.Conv2d(32, 33, 3, dilation=2)), (1, 3, 30, 14)),
+    (_layers(torch.nn.Conv2d(3, 64, 1), torch.nn.Conv2d(64, 33, (3, 1), padding=(1, 0))), (1, 3, 12, 12)),
+    (_layers(torch.nn.Conv2d(3, 544, 1), torch.nn.Conv2d(544, 16, (1, 3))), (1, 3, 5, 13)),  # a reduction in blocks
+    (torch.nn.Conv2d(544, 16, (2, 3), padding=(0, 1)), (1, 544, 6, 14)),
 ]
 
 
@@ -327,3 +364,20 @@ def test_tiles_of_this_machine(model: torch.nn.Module, shape: tuple[int, ...], t
         _check(model, torch.randn(*shape, dtype=torch.bfloat16), torch.compile(model, backend="mlirc", options={"strict": True}))
     finally:
         torch.set_num_threads(before)
+
+
+@needs_amx
+@pytest.mark.parametrize(("channels", "outputs", "size", "shape"), [(32, 40, 3, (2, 9, 20)), (3, 33, 5, (1, 13, 19)), (64, 17, (3, 1), (1, 12, 12))])
+def test_nothing_is_read_beside_an_image(channels: int, outputs: int, size: int | tuple[int, int], shape: tuple[int, ...]) -> None:
+    """What is between the lines is; the image begins or ends where memory does, and NaN around its lines do not count."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    conv = torch.nn.Conv2d(channels, outputs, size).bfloat16()
+    x = torch.randn(shape[0], channels, *shape[1:]).bfloat16().contiguous(memory_format=torch.channels_last)
+    wide = torch.full((shape[0], channels, shape[1], shape[2] + 3), float("nan")).bfloat16().contiguous(memory_format=torch.channels_last)
+    wide[..., :-3] = x
+    compiled = torch.compile(lambda x: conv(x).relu(), backend="mlirc", options={"strict": True, "guard_pages": "both"})
+    with torch.no_grad():
+        want = copy.deepcopy(conv).double()(x.double()).relu()
+        for given in (x, x.contiguous(), wide[..., :-3]):
+            torch.testing.assert_close(compiled(given).double(), want, rtol=2e-2, atol=2e-2)
