@@ -19,6 +19,7 @@ from __future__ import annotations
 from ..dialects import builders
 from ..dialects.math_expansions.num import Num, constants_at_start_of, element_type
 from ..dialects.mlir import arith, ir, vector
+from .round_in_place import NARROWED
 
 PASS_NAME = "mlirc-even-odd"
 
@@ -74,6 +75,9 @@ class _Ops:
         function.walk(collect)
         for op in found:
             vectors = [v for v in (*op.operands, *op.results) if _lanes(v)]
+            if NARROWED in op.attributes and _lanes(op.results[0]) == lanes:
+                self.loads.append(op)
+                continue
             if _is_of_halves(op) or ANY_ORDER in op.attributes or all(_lanes(v) != lanes for v in vectors):
                 continue
             if any(_lanes(v) != lanes for v in vectors) and op.name not in _CONTROL:

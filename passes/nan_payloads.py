@@ -18,25 +18,32 @@ _LOADS = ("memref.load", "vector.load", "vector.maskedload", "vector.gather", "v
 _FLOATS = (ir.F32Type, ir.F64Type, ir.F16Type)
 
 
-def may_have_payloads(function: ir.Operation) -> bool:
-    """Whether the lower half of some NaN may be other than zero."""
-    found = any(isinstance(element_type(a.type), _FLOATS) for a in function.regions[0].blocks[0].arguments)
+def payload_sources(function: ir.Operation) -> list[ir.Operation] | None:
+    """The ops that may make a NaN whose lower half is other than zero; None if an argument may be one."""
+    if any(isinstance(element_type(a.type), _FLOATS) for a in function.regions[0].blocks[0].arguments):
+        return None
+    sources: list[ir.Operation] = []
 
     def look(op: ir.Operation) -> ir.WalkResult:
-        nonlocal found
-        name = op.name
-        if name in _LOADS and EXACT not in op.attributes:
-            found |= isinstance(element_type(op.results[0].type), _FLOATS) and not _is_own(op.operands[0])
-        elif name in ("arith.bitcast", "vector.bitcast"):
-            found |= isinstance(element_type(op.results[0].type), _FLOATS) and NO_PAYLOAD not in op.attributes
-        elif name == "arith.constant":
-            found |= isinstance(element_type(op.results[0].type), _FLOATS) and _has_payload(op.attributes["value"])
-        elif name in ("func.call", "llvm.call"):
-            found |= any(isinstance(element_type(r.type), _FLOATS) for r in op.results)
-        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+        if _may_make(op):
+            sources.append(op)
+        return ir.WalkResult.ADVANCE
 
     function.walk(look)
-    return found
+    return sources
+
+
+def _may_make(op: ir.Operation) -> bool:
+    name = op.name
+    if name in _LOADS:
+        return EXACT not in op.attributes and isinstance(element_type(op.results[0].type), _FLOATS) and not _is_own(op.operands[0])
+    if name in ("arith.bitcast", "vector.bitcast"):
+        return isinstance(element_type(op.results[0].type), _FLOATS) and NO_PAYLOAD not in op.attributes
+    if name == "arith.constant":
+        return isinstance(element_type(op.results[0].type), _FLOATS) and _has_payload(op.attributes["value"])
+    if name in ("func.call", "llvm.call"):
+        return any(isinstance(element_type(r.type), _FLOATS) for r in op.results)
+    return False
 
 
 def _has_payload(value: ir.Attribute) -> bool:

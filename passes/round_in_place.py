@@ -12,18 +12,23 @@ of 16-bit numbers to 32 bits (VNNI), one instruction adds both 0x7fff and the la
     vpternlogd  t = x & 0x10000 | 0x7fff
     vpdpwssd    x = x + t.low * 1 + t.high * 1
 
+Sums of AMX tiles, which has flushed them, are narrowed by vcvtne2ps2bf16 after all. NaNs with bits in their lower half, which the addition
+would carry upwards, are looked for at each rounding; where all of them come from what is loaded outside of the loops that round (a norm's
+parameters), they are made ordinary there.
+
 Runs after `expand_math`, which looks at roundings.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import TYPE_CHECKING
 
 from ..dialects import builders
 from ..dialects.math_expansions.num import Num, constants_at_start_of, element_type, select, with_element
 from ..dialects.mlir import arith, ir, llvm, vector
-from .nan_payloads import may_have_payloads
+from .nan_payloads import payload_sources
 from .tabulate import EXACT
 
 if TYPE_CHECKING:
@@ -37,6 +42,10 @@ _KEEP_EXACT = {
 }  # fmt: skip
 
 NAN = 0x7FC00000
+FLUSHED = "mlirc.flushed"
+"""On a load of f32 in order: there are no denormals, which the CPU's instruction would make zero."""
+NARROWED = "mlirc.narrowed"
+"""On that instruction: its results are in order."""
 
 
 def round_in_place(module: ir.Module, target: Target) -> None:
@@ -52,16 +61,59 @@ def round_in_place(module: ir.Module, target: Target) -> None:
 
             function.operation.walk(collect)
             if found:
-                rounding = _Rounding(may_have_payloads(function.operation), target.lanes(32) if target.has_vnni else None)
                 exact: dict[ir.Value, bool] = {}
                 dead: list[ir.Operation] = []
                 with constants_at_start_of(function.regions[0].blocks[0]):
+                    payloads = _may_have_payloads(function.operation, found)
+                    rounding = _Rounding(payloads, target.lanes(32) if target.has_vnni else None)
                     for op in found:
                         with ir.InsertionPoint(op), op.location:
-                            _rewrite(op, exact, dead, rounding)
+                            if not (target.has_avx512_bf16 and _narrow(op, dead)):
+                                _rewrite(op, exact, dead, rounding)
                 # Not sooner: a new value may get the address of an erased one, and with it what is known about that.
                 for op in dead:
                     op.erase()
+
+
+def _may_have_payloads(function: ir.Operation, roundings: list[ir.Operation]) -> bool:
+    """Whether NaNs with payloads have to be looked for by the roundings of a function: not where their sources, outside of the loops of
+    these, need be looked at less often."""
+    sources, blocks = payload_sources(function), [ir.InsertionPoint(op).block for op in roundings]
+    if sources is None or any(op.name not in _LOADS or ir.InsertionPoint(op).block in blocks or not _element(op.results[0], ir.F32Type) for op in sources):
+        return True
+    for op in sources:
+        uses = list(op.results[0].uses)
+        with ir.InsertionPoint.after(op), op.location:
+            x = Num(op.results[0])
+            ordinary = select(x.compare("UNO", x), x.like(math.nan), x).value
+        for use in uses:
+            use.owner.operands[use.operand_number] = ordinary
+    return False
+
+
+_LOADS = ("memref.load", "vector.load", "vector.maskedload")
+
+
+def _narrow(op: ir.Operation, dead: list[ir.Operation]) -> bool:
+    """Round sums that AMX has flushed by the CPU's own instruction; whether they are such."""
+    load = op.operands[0].owner
+    if isinstance(load, ir.Block) or FLUSHED not in load.operation.attributes:
+        return False
+    buffer, at = load.operation.operands
+    kind, lanes = ir.VectorType.get([HALF], ir.F32Type.get()), op.operands[0].type.shape[0]
+    if lanes not in (HALF, 2 * HALF):
+        return False
+    parts = [vector.load(kind, buffer, [arith.addi(at, builders.index(n)) if n else at]) for n in range(0, lanes, HALF)]
+    name = "llvm.x86.avx512bf16.cvtneps2bf16.512" if lanes == HALF else "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+    narrow = llvm.call_intrinsic(op.results[0].type, name, parts[::-1], [], [])
+    narrow.owner.attributes[NARROWED] = ir.UnitAttr.get()
+    op.results[0].replace_all_uses_with(narrow)
+    dead.append(op)
+    return True
+
+
+HALF = 16
+"""Lanes of f32 in a register of 512 bits: half as many as of bf16."""
 
 
 def _element(value: ir.Value, kind: type) -> bool:

@@ -149,7 +149,7 @@ class Contraction(Products):
             kind = m.vector_type(builders.element_type(self.op.results[0]))  # type: ignore[union-attr]
             start = m.add(corner, m.mul(r, self.width))
             places = [m.add(start, n * self.area + j * e.lanes) for n in range(len(self.ops)) for j in range(len(lanes))]
-            sums = [vector.load(kind, self.scratch, [m.value(at)]) for at in places]
+            sums = [self._loaded_sums(kind, at) for at in places]
             self._store([Index(m.add(first, r))], lanes, masks, sums)
             return []
 
@@ -165,6 +165,10 @@ class Contraction(Products):
         grouped = m.mul(m.floordiv(rows, group), group)
         self._epilogue_loop(0, grouped, group, rows_in_turns)
         self._epilogue_loop(grouped, rows, 1, row)
+
+    def _loaded_sums(self, kind: ir.Type, at: Number) -> ir.Value:
+        """Of a row, from the scratch."""
+        return vector.load(kind, self.scratch, [self.e.math.value(at)])
 
     def _epilogue_loop(self, begin: Number, end: Number, step: int, body: Callable[[Number, Values], Values]) -> None:
         """A loop over rows in the scratch: chains take turns, and it may be a function."""

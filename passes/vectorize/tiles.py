@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from ...dialects import builders
 from ...dialects.mlir import arith, builtin, func, ir, llvm, memref, scf, vector, x86
 from .. import structure as st
+from ..round_in_place import FLUSHED
 from ..strategy import ContractionStrategy
 from ..strategy.tiles import fetched_lines
 from . import entry, words
@@ -47,6 +48,8 @@ SIDE = 16
 """Rows, and f32 columns, of a tile register."""
 WORDS = 16
 """Of k in a tile row, which is as long as a line of the cache."""
+MOST_HELD = 4
+"""Vectors of a row that wait in registers for all rows of a block, each in two of 32: those of a norm, and a bias."""
 RING = 4 * SIDE
 """Rows of sums that are kept: those that are made, and those whose epilogue is under way."""
 
@@ -290,6 +293,7 @@ class Tiles(Contraction):
         assert first is not None and self.s.words is not None
         length, step = self.whole, self.whole if self.s.depth is None else self.s.depth // self.each_step
         block = self._block(first, masks, row_block)
+        self._hold(block)
         parts = -(-length // step) if length else 1
         self._products_of(block, Span(0, min(step, length), True, parts == 1))
 
@@ -302,6 +306,22 @@ class Tiles(Contraction):
             self._products_of(block, Span((parts - 1) * step, length, False, True))
         if self.at_end:
             self._store_lines(block)
+
+    def _hold(self, block: Block) -> None:
+        """Load what the epilogue reads for all rows alike. LLVM would load it for each: it does not know that what is stored is another memory."""
+        e, d, held = self.e, self.k.domain, 0
+        for op in d.loops:
+            if st.kind(op) != "elementwise":
+                continue
+            for argument, value, m in zip(op.regions[0].blocks[0].arguments, st.inputs(op), st.maps(op)):
+                classes = {d.loops[op][loop] for loop in st.used_loops(m)}
+                if st.root(value) not in e.memory or {self.s.row, self.s.lines} & classes or not list(argument.uses) or held == MOST_HELD:
+                    continue
+                held += 1
+                for lane, e.mask in zip(block.lanes, block.masks):
+                    self._set(Index(0), lane)
+                    e.value(value, tuple(e.math.affine(x, self._loops(op)) for x in m.results))
+                e.mask = None
 
     def _block(self, first: Number, masks: Sequence[ir.Value | None] | None, row_block: Number) -> Block:
         lanes = [Index(self.e.math.add(first, j), 1) for j in range(0, self.left, self.e.lanes)]
@@ -499,6 +519,12 @@ class Tiles(Contraction):
         m.enter()
         self._store_from_scratch(row, count, block.lanes, block.masks, m.mul(place, self.width))
         m.leave()
+
+    def _loaded_sums(self, kind: ir.Type, at: Number) -> ir.Value:
+        sums = super()._loaded_sums(kind, at)
+        if isinstance(kind.element_type, ir.F32Type):
+            sums.owner.attributes[FLUSHED] = ir.UnitAttr.get()
+        return sums
 
     def _store_lines(self, block: Block) -> None:
         """The epilogue of all rows of a block, line by line."""

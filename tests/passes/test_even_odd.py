@@ -37,6 +37,14 @@ def test_widening_is_a_shift_and_a_mask():
     assert text.count("vector.bitcast") == 2
 
 
+def test_what_an_instruction_narrowed_is_in_order():
+    """It is widened as what is loaded is, and its operands stay as they are."""
+    halves = "".join(f"%h{n} = vector.load %g[%i] : memref<?xf32>, vector<16xf32>\n" for n in (0, 1))
+    call = '%a = llvm.call_intrinsic "llvm.x86.avx512bf16.cvtne2ps2bf16.512"(%h1, %h0) {mlirc.narrowed} : (vector<16xf32>, vector<16xf32>) -> '
+    text = rewritten(halves + call + f"{V}\n%x = arith.extf %a : {V} to {W}\n%y = arith.addf %x, %x : {W}\n" + STORE, ", %g: memref<?xf32>")
+    assert "arith.extf" not in text and text.count("arith.shli") == 1 and text.count("vector.bitcast") == 2
+
+
 def test_what_is_masked_in_memory_keeps_its_order():
     body = f"""
     %z = arith.constant dense<0.0> : {V}

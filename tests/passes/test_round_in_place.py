@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -86,6 +88,56 @@ def test_nan_is_looked_for_where_it_may_have_a_payload(element, widen, looks):
         module = ir.Module.parse(SUM.replace("WIDEN", widen).replace("ELEMENT", element))
         round_in_place(module, Target.parse("x86-64-v4"))
         assert ("cmpf" in str(module)) == looks
+
+
+PARAMETER = """
+func.func @k(%m: memref<?xf32>, %n: memref<?xbf16>, %i: index, %o: memref<?xbf16>) {
+  %zero = arith.constant 0 : index
+  %one = arith.constant 1 : index
+  OUTSIDE
+  scf.for %j = %zero to %i step %one {
+    INSIDE
+    %y = vector.load %n[%j] : memref<?xbf16>, vector<16xbf16>
+    %b = arith.extf %y : vector<16xbf16> to vector<16xf32>
+    %s = arith.addf %x, %b : vector<16xf32>
+    %r = arith.truncf %s : vector<16xf32> to vector<16xbf16>
+    vector.store %r, %o[%j] : memref<?xbf16>, vector<16xbf16>
+  }
+  return
+}"""
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_payloads_of_what_is_loaded_outside_of_a_loop_are_dropped_there(outside):
+    load = "%x = vector.load %m[%i] : memref<?xf32>, vector<16xf32>"
+    with ir.Context():
+        module = ir.Module.parse(PARAMETER.replace("OUTSIDE", load if outside else "").replace("INSIDE", "" if outside else load))
+        round_in_place(module, Target.parse("x86-64-v4"))
+        before, loop = str(module).split("scf.for")
+        assert ("cmpf uno" in before, "cmpf uno" in loop) == (outside, not outside)
+        assert not outside or re.search(r"arith.addf %(\S+), ", loop)[1] == re.search(r"%(\S+) = arith.select", before)[1]
+
+
+@pytest.mark.parametrize(("lanes", "name"), [(32, "cvtne2ps2bf16"), (16, "cvtneps2bf16")])
+@pytest.mark.parametrize("target", ["znver4", "x86-64-v4"])
+def test_sums_without_denormals_are_narrowed_by_the_instruction(lanes, name, target):
+    """The second half of 32 comes first among the operands."""
+    text = f"""
+    func.func @k(%m: memref<?xf32>, %i: index, %o: memref<?xbf16>) {{
+      %x = vector.load %m[%i] {{mlirc.flushed}} : memref<?xf32>, vector<{lanes}xf32>
+      %r = arith.truncf %x : vector<{lanes}xf32> to vector<{lanes}xbf16>
+      vector.store %r, %o[%i] : memref<?xbf16>, vector<{lanes}xbf16>
+      return
+    }}"""
+    with ir.Context():
+        module = ir.Module.parse(text)
+        round_in_place(module, Target.parse(target))
+        assert module.operation.verify()
+        assert (name in str(module)) == (target == "znver4") and "truncf" not in str(module)
+        if target == "znver4" and lanes == 32:
+            (behind,) = re.findall(r"%(\S+) = arith.addi", str(module))
+            (second,) = re.findall(rf"%(\S+) = vector.load %arg0\[%{behind}\]", str(module))
+            assert re.search(rf"cvtne2ps2bf16.512\"\(%{second}, ", str(module))
 
 
 def test_all_bit_patterns():

@@ -91,6 +91,33 @@ def test_lines_that_are_joined_have_pairs_of_tiles() -> None:
     assert max(loop.count("tdpbf16ps") for loop in _loops(alone["k_tiles14"])) == 2
 
 
+NORM = """
+  %n = tensor.empty() : tensor<70x80xbf16>
+  %1 = linalg.generic {indexing_maps = [#d, #p, #p, #d], iterator_types = ["parallel", "parallel"]}
+      ins(%0, %g, %h : tensor<70x80xf32>, tensor<80xf32>, tensor<80xf32>) outs(%n : tensor<70x80xbf16>) {
+  ^bb0(%a: f32, %b: f32, %c: f32, %o: bf16):
+    %r = arith.truncf %a : f32 to bf16
+    %u = arith.extf %r : bf16 to f32
+    %p = math.fma %u, %b, %c : f32
+    %t = arith.truncf %p : f32 to bf16
+    linalg.yield %t : bf16
+  } -> tensor<70x80xbf16>
+  return %1 : tensor<70x80xbf16>"""
+
+
+def test_what_an_epilogue_reads_for_all_rows_is_loaded_once() -> None:
+    """And sums that tiles have flushed are rounded by one instruction for two vectors."""
+    norm = NORM.replace("#d", "affine_map<(m, n) -> (m, n)>").replace("#p", "affine_map<(m, n) -> (n)>")
+    text = LINEAR.replace("  return %0 : tensor<70x80xf32>", norm).replace(") -> tensor<70x80xf32>\n    attr", ") -> tensor<70x80xbf16>\n    attr")
+    text = text.replace("3x48x32x2xbf16>)", "3x48x32x2xbf16>, %g: tensor<80xf32>, %h: tensor<80xf32>)", 1)
+    parts = _asm(text)["k_tiles16"].split("\n.L")
+    whole = [loop for loop in parts if "vcvtne2ps2bf16" in loop and "tdpbf16ps" not in loop]
+    assert whole
+    for loop in whole:
+        # Two loads of the sums, one of which the instruction does, and two fma of what is in registers.
+        assert len(re.findall(r"vmov\w+\s+\S*\(.*\), %zmm", loop)) <= 1 and loop.count("vfmadd") == 2 and "vpermt2ps" not in loop, loop
+
+
 def _asm(text: str, target: Target | None = None, adjustment: Adjustment = MODEL) -> dict[str, str]:
     """The functions of a kernel, and under "strategy" that stage."""
     seen: dict[str, str] = {}
