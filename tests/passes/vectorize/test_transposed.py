@@ -50,6 +50,18 @@ def test_transposed_copies(dtype, shape):
         assert torch.equal(torch.compile(f, backend="mlirc", dynamic=dynamic)(x), f(x))
 
 
+def test_a_norm_and_a_sum_are_transposed_in_blocks():
+    """Nine ops for an element; dozens of them would be too much code for each of a block's rows."""
+    body = "linalg.yield %a : f32"
+    assert strategy(TRANSPOSE.replace(body, _halved(7))).transposed is not None  # type: ignore[union-attr]
+    assert strategy(TRANSPOSE.replace(body, _halved(30))).transposed is None  # type: ignore[union-attr]
+
+
+def _halved(times: int) -> str:
+    ops = ["%half = arith.constant 0.5 : f32", *(f"%m{n + 1} = arith.mulf %m{n}, %half : f32" for n in range(times)), f"linalg.yield %m{times} : f32"]
+    return "\n".join(ops).replace("%m0", "%a")
+
+
 def test_an_op_that_reads_both_ways():
     x = torch.randn(40, 40)
     torch._dynamo.reset()
