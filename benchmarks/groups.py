@@ -308,8 +308,8 @@ def _of_the_model(group: Group) -> tuple[tuple[int, int, int] | None, Any]:
         kernel = KernelFunction.of(module)
         if kernel.domain.anchor is not None and kernel.domain.anchor.name == "mlirc.segments":
             return None, None  # where its updates go comes from another kernel: both are timed
-        strides = [*(kernel.strides.get(v) for v in kernel.arguments), *kernel.result_strides]
-        for v, steps in zip((*kernel.arguments, *kernel.results), strides):
+        strides = [*(kernel.strides.get(v) for v in kernel.arguments), *kernel.stored_strides]
+        for v, steps in zip((*kernel.arguments, *kernel.stored), strides):
             sizes = kernel.shapes.of(v) if steps is not None else ()
             if steps is None or not all(isinstance(n, int) for n in (*steps, *sizes)):
                 return None, None

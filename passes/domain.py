@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from ..dialects import own
 from ..dialects.mlir import ir
 from . import structure as st
+from .padded import without_padding
 
 Loop = tuple[ir.Operation, int]
 
@@ -136,8 +137,10 @@ def analyse(ops: Sequence[ir.Operation], stored: Sequence[ir.Value], shapes: st.
     """The domain of a set of ops (in program order) of which `stored` values go to memory.
 
     Raises Invalid with the reason if the ops cannot be one kernel. Loops that are not tied by a value made inside are
-    tied, if that is what it takes, by a tensor from outside that both ops read (the row and its mean).
+    tied, if that is what it takes, by a tensor from outside that both ops read (the row and its mean). Padding around what a product stores
+    is no part of it (`passes.padded`).
     """
+    ops, stored = without_padding(ops, stored)
     try:
         return _analyse(ops, stored, shapes, False)
     except Never:

@@ -24,6 +24,7 @@ from . import structure as st
 from .constants import find_constants, is_function, maker
 from .domain import Invalid, analyse, operand_loops
 from .epilogues import taken_over
+from .padded import without_padding
 from .repetition import much_padding, often_copied, repeats, too_often
 from .weights import weights_of
 
@@ -38,6 +39,9 @@ behind it."""
 LEAST_TRANSPOSED = 1 << 12
 """Elements from which on a value that is stored in two orders is transposed by a kernel of its own: 196 x 1536 products of bf16 take 159 us
 with a transposed copy in the same kernel, which stores that element by element, 13 without it, and the copy 25."""
+
+MOST_AROUND = 2
+"""Elements of a tensor, for each of what is inside of its padding, that a product stores its results in."""
 
 INDEX_OPS = 32
 """A binary search takes 13 for each step: 31 ns for each update of a scatter, 5 in lanes."""
@@ -209,6 +213,11 @@ class _Fusion:
             return "depends on weights alone"
         if any("mlirc.spread" in op.attributes for op in self.groups[other]) and st.kind(consumer) in ("elementwise", "reduction"):
             return "stored for each element of a run"
+        if st.kind(consumer) == "pad" and self._anchored(other):
+            if not _is_for_convolutions(consumer):
+                return "padding is looked for where it is read"
+            if math.prod(st.shape(consumer.results[0])) > MOST_AROUND * math.prod(st.shape(consumer.operands[0])):
+                return "one thread would fill much padding"
         if st.kind(consumer) == "scatter" and other in self._producers(consumer.operands[0]):
             return "a scatter writes into memory that is filled before"
         if self._anchored(current) and self._anchored(other) and not st.siblings(self._anchors(current) + self._anchors(other)):
@@ -236,7 +245,10 @@ class _Fusion:
 
     def _invalid(self, ops: list[ir.Operation]) -> str | None:
         """Why ops, in program order, are no kernel by themselves."""
-        members, stored = with_views(ops)
+        every, stored = with_views(ops)
+        members, stored = without_padding(every, stored)
+        if len(members) < len(every) and sum(st.kind(op) in ANCHORS for op in ops) > 1:
+            return "padding around siblings"
         try:
             domain = analyse(members, stored, self.shapes)
         except Invalid as e:
@@ -327,6 +339,14 @@ class _Fusion:
         out = {self.group_of[p] for op in self.groups[group] for p in self.sources[op] if p in self.group_of}
         out.discard(group)
         return out
+
+
+def _is_for_convolutions(pad: ir.Operation) -> bool:
+    """Whether nothing else reads what is padded."""
+    users = [st.operation(u.owner) for u in pad.results[0].uses]
+    while any(st.kind(op) == "view" for op in users):
+        users = [u for op in users for u in ([st.operation(use.owner) for use in op.results[0].uses] if st.kind(op) == "view" else [op])]
+    return all(st.kind(op) == "convolution" for op in users)
 
 
 def _reduces_much(op: ir.Operation) -> bool:

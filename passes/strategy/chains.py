@@ -86,6 +86,8 @@ def chain(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passe
         return "the first kernel is no product of known rows"
     if any(not isinstance(size, int) or size == 0 for k in parts for size in k.domain.sizes):
         return "sizes are symbols, or zero"
+    if any(kernel.padded for kernel in parts):
+        return "results are stored inside of padding"
     rows: int = first.domain.sizes[s.row]  # type: ignore[assignment]
     batch = math.prod(first.domain.sizes[c] for c in roles(first).outer)  # type: ignore[misc]
     batches = _batches(parts, strategies, passed, batch, rows)

@@ -48,7 +48,7 @@ def make_trial(text: str, target: Target) -> Trial | str:
         if kernel.names or any(not isinstance(size, int) for size in kernel.domain.sizes):
             return "its sizes are symbols"
         arguments = tuple(_buffer(kernel, v, kernel.strides.get(v)) for v in kernel.arguments)
-        results = tuple(_buffer(kernel, v, strides) for v, strides in zip(kernel.results, kernel.result_strides))
+        results = tuple(_buffer(kernel, v, strides) for v, strides in zip(kernel.stored, kernel.stored_strides))
         if None in (*arguments, *results):
             return "its memory is of an unusual kind"
         model = contraction(kernel, target)

@@ -24,6 +24,7 @@ from .. import structure as st
 from ..interleave import INTERLEAVE
 from ..strategy import ContractionStrategy
 from . import entry
+from .borders import borders
 from .evaluate import Evaluator, Lookup
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
@@ -35,7 +36,7 @@ from .products import Products
 def vectorize_contraction(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
     """Build the vector-dialect module of a kernel whose anchor is a contraction or convolution."""
     emitter = Contraction(kernel, strategy)
-    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
+    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body, borders(kernel, strategy.lanes))
 
 
 class Contraction(Products):
@@ -352,7 +353,7 @@ class Contraction(Products):
                 producer = st.owner(k.results[n])
                 assert producer is not None
                 point = self._result_point(producer)
-                made.append((self.out[n], point, e.value(k.results[n], point), e.mask))
+                made.append((self.out[n], k.place(n, point, e.math), e.value(k.results[n], point), e.mask))
         for out, point, value, e.mask in made:
             e.store(out, point, value)
         e.mask = None

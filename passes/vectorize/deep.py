@@ -20,6 +20,7 @@ from .. import structure as st
 from ..strategy import ContractionStrategy
 from ..strategy.traffic import copy_pitch
 from . import entry
+from .borders import borders
 from .groups import Groups
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
@@ -29,7 +30,7 @@ from .nest import Values, lane_loop, loop
 def vectorize_deep(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
     """Build the module of a contraction whose strategy has a `depth`."""
     emitter = Deep(kernel, strategy)
-    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
+    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body, borders(kernel, strategy.lanes))
 
 
 ROWS_AHEAD = 4

@@ -24,6 +24,7 @@ from ...dialects import builders
 from ...dialects.mlir import ir, vector
 from ..strategy import ContractionStrategy
 from . import entry
+from .borders import borders
 from .groups import Groups
 from .kernel import KernelFunction
 from .lanes import Number
@@ -35,7 +36,7 @@ from .tiles import WORDS, Block, Span, Tiles
 def vectorize_deep_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
     """Build the module of a contraction on tiles whose strategy has a `chunk`."""
     emitter = DeepTiles(kernel, strategy)
-    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
+    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body, borders(kernel, strategy.lanes))
 
 
 class DeepTiles(Groups, Tiles):

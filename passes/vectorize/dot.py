@@ -18,6 +18,7 @@ from ...dialects.mlir import arith, ir, memref, vector, x86
 from .. import structure as st
 from ..strategy import ContractionStrategy
 from . import entry
+from .borders import borders
 from .contraction import Contraction
 from .evaluate import Evaluator
 from .kernel import KernelFunction
@@ -28,7 +29,7 @@ from .nest import Values, lane_loop, loop
 def vectorize_dot(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
     """Build the module of a contraction whose strategy has a `dot` class."""
     emitter = Dot(kernel, strategy)
-    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
+    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body, borders(kernel, strategy.lanes))
 
 
 class Dot(Contraction):

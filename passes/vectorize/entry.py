@@ -78,12 +78,13 @@ def build(
     trip: Callable[[list[ir.Value]], Number],
     grain: int,
     body: Callable[[ir.Value, ir.Value, ir.Value, list[ir.Value]], None],
+    before: Sequence[Step] = (),
 ) -> ir.Module:
     """A module with the entry `symbol` and its body.
 
-    `trip(slots)` computes the number of parallel iterations, `body(begin, end, status, slots)` builds their code.
+    `trip(slots)` computes the number of parallel iterations, `body(begin, end, status, slots)` builds their code. `before` comes first.
     """
-    return build_steps(symbol, kinds, [], [Step(trip, grain, body)])
+    return build_steps(symbol, kinds, [], [*before, Step(trip, grain, body)])
 
 
 def build_steps(symbol: str, kinds: Sequence[ir.Type], scratch: Sequence[ir.RankedTensorType], steps: Sequence[Step]) -> ir.Module:

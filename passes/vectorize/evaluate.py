@@ -364,7 +364,7 @@ class Evaluator:
     # Memory
 
     def offset(self, place: Memory, point: Point) -> Index:
-        at = Index(0)
+        at = Index(place.begin)
         for i, s in zip(point, place.strides):
             at = self.math.index_add(at, self.math.index_scale(i, s))
         return at

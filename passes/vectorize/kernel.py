@@ -9,8 +9,10 @@ from ...errors import CompileError
 from .. import structure as st
 from ..domain import Domain, Invalid, analyse
 from ..overwrite import OVERWRITES
+from ..padded import padded_results
 from .access import Accesses, collect, read_at
 from .evaluate import Evaluator
+from .lanes import Arithmetic, Index, Point
 from .memory import Memory
 
 
@@ -23,7 +25,8 @@ class KernelFunction:
         self.arguments = list(self.block.arguments)
         self.ops = [st.operation(o) for o in self.block.operations][:-1]
         last = st.operation(self.block.operations[len(self.block.operations) - 1])
-        self.results = list(last.operands)
+        self.stored = list(last.operands)
+        """What lies in memory: the results, some of them inside of padding."""
         attributes = function.attributes
         self._attributes = list(ir.ArrayAttr(attributes["arg_attrs"])) if "arg_attrs" in attributes else [{}] * len(self.arguments)
         self.names = {
@@ -34,7 +37,13 @@ class KernelFunction:
         for v, a in zip(self.arguments, self._attributes):
             if st.is_tensor(v):
                 self.strides[v] = self._strides(a["mlirc.strides"]) if "mlirc.strides" in a else self._dense(v)
-        self.result_strides = [self._strides(a) for a in ir.ArrayAttr(attributes["mlirc.result_strides"])]
+        self.stored_strides = [self._strides(a) for a in ir.ArrayAttr(attributes["mlirc.result_strides"])]
+        inside = padded_results(self.ops, self.stored)
+        self.padded = {n: inside[v] for n, v in enumerate(self.stored) if v in inside}
+        """The results that are stored inside of padding, by their numbers."""
+        self.ops = [op for op in self.ops if op not in {p.pad for p in inside.values()}]
+        self.results = [inside[v].value if v in inside else v for v in self.stored]
+        self.result_strides = [self._strides_inside(n) for n in range(len(self.stored))]
         try:
             self.domain: Domain = analyse(self.ops, self.results, self.shapes)
         except Invalid as e:
@@ -65,7 +74,7 @@ class KernelFunction:
     @property
     def kinds(self) -> list[ir.Type]:
         """What the slots of the context hold: arguments, then results."""
-        return [v.type for v in (*self.arguments, *self.results)]
+        return [v.type for v in (*self.arguments, *self.stored)]
 
     def sizes_evaluator(self, lanes: int, slots: Sequence[ir.Value]) -> Evaluator:
         """One that knows the arguments which are no tensors: enough for sizes."""
@@ -83,9 +92,34 @@ class KernelFunction:
             if st.is_tensor(v):
                 e.memory[v] = Memory(slot, [e.number(s) for s in self.strides[v]], v.type.element_type)
         out = []
-        for v, strides, slot in zip(self.results, self.result_strides, list(slots)[len(self.arguments) :]):
-            out.append(Memory(slot, [e.number(s) for s in strides], v.type.element_type))
+        for n, (v, strides, slot) in enumerate(zip(self.results, self.stored_strides, list(slots)[len(self.arguments) :])):
+            out.append(Memory(slot, [e.number(s) for s in strides], v.type.element_type, self._begin(n)))
         return out
+
+    def place(self, n: int, point: Point, m: Arithmetic) -> Point:
+        """Where in memory the element at a point of the n-th result is: a place of what it is split in, if it is inside of padding."""
+        if n not in self.padded:
+            return point
+        sizes, out = st.shape(self.padded[n].pad.operands[0]), []
+        for group, i in zip(self.padded[n].groups, point):
+            split, rest = [], [d for d in group if sizes[d] != 1]
+            for d in reversed(rest[1:]):
+                split.append(Index(m.mod(i.base, sizes[d])))
+                i = Index(m.floordiv(i.base, sizes[d]))
+            places = dict(zip(rest, [i, *split[::-1]]))
+            out += [places.get(d, Index(0)) for d in group]
+        return tuple(out)
+
+    def _begin(self, n: int) -> int:
+        """The first element of the n-th result in its memory."""
+        if n not in self.padded:
+            return 0
+        return sum(low * step for low, step in zip(st.pads(self.padded[n].pad)[0], self.stored_strides[n]))  # type: ignore[operator]
+
+    def _strides_inside(self, n: int) -> list[object]:
+        """Of the dims of the n-th result; of one that is split, for the places that follow one another."""
+        strides = self.stored_strides[n]
+        return strides if n not in self.padded else [strides[group[-1]] for group in self.padded[n].groups]
 
     def _leaf(self, v: ir.Value) -> object:
         op = st.owner(v)

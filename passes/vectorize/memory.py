@@ -13,10 +13,11 @@ from .lanes import Arithmetic, Index, Number
 
 
 class Memory:
-    """A tensor in memory: a 1-D memref of its storage type, and strides in elements (ints or index values)."""
+    """A tensor in memory: a 1-D memref of its storage type, strides in elements (ints or index values), and where it begins."""
 
-    def __init__(self, buffer: ir.Value, strides: Sequence[Number], element: ir.Type) -> None:
+    def __init__(self, buffer: ir.Value, strides: Sequence[Number], element: ir.Type, begin: int = 0) -> None:
         self.buffer = buffer
+        self.begin = begin
         self.strides = list(strides)
         self.element = element
 

@@ -37,6 +37,7 @@ from ..round_in_place import FLUSHED
 from ..strategy import ContractionStrategy
 from ..strategy.tiles import fetched_lines
 from . import entry, words
+from .borders import borders
 from .contraction import Contraction
 from .evaluate import Evaluator
 from .kernel import KernelFunction
@@ -57,7 +58,7 @@ RING = 4 * SIDE
 def vectorize_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
     """Build the module of a contraction whose second operand is packed in words."""
     emitter = Tiles(kernel, strategy)
-    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
+    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body, borders(kernel, strategy.lanes))
 
 
 def tile(rows: int, columns: int, element: str) -> ir.Type:

@@ -17,6 +17,7 @@ from ...dialects import builders
 from ...dialects.mlir import ir, scf, vector
 from ..strategy import ContractionStrategy, transposes
 from . import entry
+from .borders import borders
 from .contraction import Contraction
 from .deep import Deep
 from .kernel import KernelFunction
@@ -31,7 +32,7 @@ def vectorize_turned(kernel: KernelFunction, strategy: ContractionStrategy, symb
     """Build the module of a contraction whose strategy is `turned`."""
     kind = _TurnedTiles if strategy.tiles else _Turned if strategy.depth is None else _TurnedDeep
     emitter = kind(kernel, strategy)
-    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
+    return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body, borders(kernel, strategy.lanes))
 
 
 class _Blocks(Contraction):

@@ -340,3 +340,32 @@ def test_what_is_stored_in_rows_is_transposed_from_there_for_any_size():
     body += generic("%c", [("%y", x)], turned, ["j, i", "i, j"], body="\n").replace("yield %o", "yield %a0").replace("tensor.empty() :", "tensor.empty(%n, %m) :")
     found = groups(function([("%m", "index"), ("%n", "index"), ("%x", x)], body, [("%y", x), ("%c", turned)]))
     assert found["copy"] != found["math.exp"]
+
+
+def convolved(amount: int, reader: str) -> str:
+    """A product that is padded; by what it is read then."""
+    wide = f"tensor<{4 + 2 * amount}x8xf32>"
+    body = matmul("%y", "%x", "%w", 4, 8, 8) + pad("%p", "%y", T, wide, amount, amount)
+    if reader == "convolution":
+        out = f"tensor<{2 + 2 * amount}x8xf32>"
+        product = "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32"
+        body += generic("%r", [("%p", wide), ("%v", "tensor<3x8x8xf32>")], out, ["i + k, l", "k, l, j", "i, j"], product, "pprr", "ijkl", "0.0", "convolution")
+    else:
+        out = wide
+        body += generic("%r", [("%p", wide)], wide, body="math.absf")
+    return function([("%x", "tensor<4x8xf32>"), ("%w", "tensor<8x8xf32>"), ("%v", "tensor<3x8x8xf32>")], body, [("%r", out)])
+
+
+@pytest.mark.parametrize(("amount", "reader", "padded"), [(1, "convolution", True), (2, "convolution", True), (3, "convolution", False), (1, "other", False)])
+def test_a_product_is_stored_inside_of_the_padding_of_a_convolution(amount, reader, padded):
+    numbers: dict[str, int] = {}
+
+    def look(main):
+        run(main)
+        for o in main.regions[0].blocks[0].operations:
+            op = st.operation(o)
+            if "mlirc.group" in op.attributes:
+                numbers[st.kind(op)] = ir.IntegerAttr(op.attributes["mlirc.group"]).value
+
+    transformed(convolved(amount, reader), look)
+    assert (numbers["pad"] == numbers["contraction"]) == padded
