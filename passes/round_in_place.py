@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..dialects import builders
@@ -78,8 +79,14 @@ def round_in_place(module: ir.Module, target: Target) -> None:
 def _may_have_payloads(function: ir.Operation, roundings: list[ir.Operation]) -> bool:
     """Whether NaNs with payloads have to be looked for by the roundings of a function: not where their sources, outside of the loops of
     these, need be looked at less often."""
-    sources, blocks = payload_sources(function), [ir.InsertionPoint(op).block for op in roundings]
-    if sources is None or any(op.name not in _LOADS or ir.InsertionPoint(op).block in blocks or not _element(op.results[0], ir.F32Type) for op in sources):
+    sources = payload_sources(function)
+    own = {ir.InsertionPoint(op).block for op in roundings}
+    around = {ir.InsertionPoint(parent).block for op in roundings for parent in _parents(op)} - own
+
+    def seldom(op: ir.Operation) -> bool:
+        return op.name in _LOADS and ir.InsertionPoint(op).block in around and _element(op.results[0], ir.F32Type)
+
+    if sources is None or not all(map(seldom, sources)):
         return True
     for op in sources:
         uses = list(op.results[0].uses)
@@ -89,6 +96,12 @@ def _may_have_payloads(function: ir.Operation, roundings: list[ir.Operation]) ->
         for use in uses:
             use.owner.operands[use.operand_number] = ordinary
     return False
+
+
+def _parents(op: ir.Operation) -> Iterator[ir.Operation]:
+    while op.parent is not None and op.parent.name != "func.func":
+        op = op.parent.operation
+        yield op
 
 
 _LOADS = ("memref.load", "vector.load", "vector.maskedload")

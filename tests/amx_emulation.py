@@ -9,7 +9,7 @@ from collections.abc import Callable
 from mlirc.dialects import builders
 from mlirc.dialects.mlir import arith, ir, math, memref, scf, vector
 from mlirc.passes.vectorize import entry
-from mlirc.passes.vectorize.tiles import LOAD_ONCE
+from mlirc.passes.vectorize.words import LOAD_ONCE
 
 _TILE = re.compile(r"!x86\.amx\.tile<(\d+)x(\d+)x(\w+)>")
 

@@ -17,7 +17,8 @@ from ...errors import OptionError
 from .. import structure as st
 from . import tiles
 from .common import PACKED_COLUMNS, known, lanes, product
-from .contractions import ContractionStrategy, short_tiles, steps_together, sum_registers, sums_apart
+from .contractions import ContractionStrategy, steps_together, sum_registers, sums_apart
+from .heights import short_tiles
 from .loops import LoopStrategy
 from .traffic import copies, copy_pitch, panel_step
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from . import blocks
 from .adjust import Adjustment, Value, adjusted
-from .contractions import ContractionStrategy, row_tile, sum_registers
+from .contractions import ContractionStrategy, sum_registers
+from .heights import row_tile
 from .traffic import LEAST_NEAR, outer_only, panel_step
 
 if TYPE_CHECKING:

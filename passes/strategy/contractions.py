@@ -10,6 +10,7 @@ from ...dialects.mlir import ir
 from .. import structure as st
 from . import blocks, tiles, traffic
 from .common import PACKED_COLUMNS, WORK_PER_THREAD, has_functions, known, lanes
+from .heights import SUMS_UNDER_WAY, high_row_tile, row_tile, short_tiles
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -278,9 +279,6 @@ def _with_addresses(kernel: KernelFunction, s: ContractionStrategy) -> Contracti
 FEW_ROWS = 4
 """Rows of which two vectors each are not enough sums to hide the latency of an addition."""
 
-SUMS_UNDER_WAY = 8
-"""At once: two products a cycle, which take four cycles each."""
-
 MANY_COLUMNS = 8
 """Vectors side by side from which on a block of three that is not full does not count: ResNet-50, with its 64 channels, gains 4%."""
 
@@ -450,44 +448,6 @@ def _words(kernel: KernelFunction) -> int | None:
     if op is None or st.WORDS not in op.attributes:
         return None
     return kernel.domain.loops[op][ir.IntegerAttr(op.attributes[st.WORDS]).value]
-
-
-def row_tile(size: object, limit: int, low: int = 0) -> int:
-    """Rows per register tile: a divisor of the rows if a good one exists, higher than `low`, else tiles of about the same height."""
-    if not isinstance(size, int):
-        return limit
-    for rows in range(limit, max(limit // 2, low), -1):
-        if size % rows == 0:
-            return rows
-    return max(1, -(-size // max(1, -(-size // limit))))
-
-
-def high_row_tile(size: int, limit: int, low: int) -> int:
-    """The same where each tile reads its panel from the second-level cache, which takes as long as a row: fewer tiles are better than even ones.
-
-    A tile of less than `low` rows takes as long as one of `low`, whose sums hide the latency of an addition. 128 x 768 x 768 in f32 takes
-    705 us on a Granite Rapids with 16 tiles of 8 rows, and 670 with nine of 13 and one of 11.
-    """
-
-    def rows_worth(rows: int) -> int:
-        rest = size % rows
-        return size // rows * (max(rows, low) + 1) + (max(rest, low) + 1 if rest else 0)
-
-    return min(range(min(limit, size), min(limit, size) // 2, -1), key=lambda rows: (rows_worth(rows), size % rows != 0))
-
-
-def short_tiles(rows: int, columns: int) -> tuple[int, ...]:
-    """Heights of the register tiles, beside one of `rows`, where their number is a symbol: both together hold what whole tiles leave.
-
-    The lowest has as many sums as hide the latency of an addition; fewer take as long.
-    """
-    low = min(-(-SUMS_UNDER_WAY // columns), rows)
-    high = min(rows - 1 - low, ROW_POINTERS)
-    return (high, low) if high > low else (low,)
-
-
-ROW_POINTERS = 9
-"""Of 16 general registers: rows that may be missing have an address each, as those are not equally far apart."""
 
 
 def _dot(kernel: KernelFunction, r: Roles) -> int | None:

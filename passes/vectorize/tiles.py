@@ -26,12 +26,11 @@ loop of its own after each register tile is too long for the CPU to look past it
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...dialects import builders
-from ...dialects.mlir import arith, builtin, func, ir, llvm, memref, scf, vector, x86
+from ...dialects.mlir import arith, func, ir, memref, scf, vector, x86
 from .. import structure as st
 from ..round_in_place import FLUSHED
 from ..strategy import ContractionStrategy
@@ -39,11 +38,11 @@ from ..strategy.tiles import fetched_lines
 from . import entry, words
 from .borders import borders
 from .contraction import Contraction
-from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number
 from .memory import Memory
-from .nest import Values, less, loop
+from .nest import Values, loop
+from .words import load_once, tile
 
 SIDE = 16
 """Rows, and f32 columns, of a tile register."""
@@ -59,31 +58,6 @@ def vectorize_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbo
     """Build the module of a contraction whose second operand is packed in words."""
     emitter = Tiles(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body, borders(kernel, strategy.lanes))
-
-
-def tile(rows: int, columns: int, element: str) -> ir.Type:
-    return ir.Type.parse(f"!x86.amx.tile<{rows}x{columns}x{element}>")
-
-
-def load_once(kind: ir.Type, place: Memory, at: ir.Value, stride: ir.Value) -> ir.Value:
-    """A tile from element `at` of the memory on, rows `stride` elements apart, of which the first-level cache keeps nothing:
-    TILELOADDT1, which MLIR has no op for.
-
-    The rows of a product are read once for a panel, and would push out the block of the panel and the sums: 1,350 instead of
-    1,170 GF/s for 512 x 768 x 768.
-    """
-    rows, columns, size = *(int(n) for n in _SHAPE.findall(str(kind))[0]), place.element.width // 8
-    i16, index = ir.IntegerType.get_signless(16), memref.extract_aligned_pointer_as_index(place.buffer)
-    address = arith.addi(index, arith.muli(at, builders.index(size)))
-    pointer = llvm.inttoptr(entry.pointer(), arith.index_cast(entry.i64(), address))
-    step = arith.index_cast(entry.i64(), arith.muli(stride, builders.index(size)))
-    shape = [builders.constant(i16, n) for n in (rows, columns * size)]
-    loaded = llvm.call_intrinsic(ir.Type.parse("!llvm.x86_amx"), LOAD_ONCE, [*shape, pointer, step], [], [])
-    return builtin.unrealized_conversion_cast([kind], [loaded])
-
-
-_SHAPE = re.compile(r"<(\d+)x(\d+)x")
-LOAD_ONCE = "llvm.x86.tileloaddt164.internal"
 
 
 @dataclass(frozen=True)
@@ -129,8 +103,6 @@ class Tiles(Contraction):
 
     def __init__(self, kernel: KernelFunction, strategy: ContractionStrategy) -> None:
         super().__init__(kernel, strategy)
-        if strategy.lines is not None:
-            self.r = replace(self.r, outer=[c for c in self.r.outer if c != strategy.lines])
         self.left = self.width
         """Lanes of the block that is being built."""
         depth = kernel.domain.sizes[strategy.words]  # type: ignore[index]
@@ -139,23 +111,10 @@ class Tiles(Contraction):
         """Elements of k in a tile row."""
         self.whole, self.rest = depth // self.row_length * WORDS, depth % self.row_length
         """Pairs of k in whole tiles, and what is left, in elements."""
-        self.at_end = strategy.lines is not None and strategy.turned
-        """Whether all sums of a block of rows wait for their epilogue."""
         self.copied = 0 if strategy.rows_copied else self.whole
         """The word from which on the rows of a block are read from a copy."""
         self.copy_begin: Number = self.copied
         """The first word in the copy."""
-
-    def _size(self, e: Evaluator, c: int) -> Number:
-        """Of lines that are joined, all rows count, with what is between the lines."""
-        if c == self.s.row and self.s.lines is not None:
-            count = self.k.domain.sizes[self.s.lines]
-            return (count - 1) * self.s.pitch + self._line()  # type: ignore[operator]
-        return super()._size(e, c)
-
-    def _line(self) -> int:
-        """Rows of a line."""
-        return self.k.domain.sizes[self.s.row]  # type: ignore[index, return-value]
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         assert self.s.row is not None
@@ -217,7 +176,7 @@ class Tiles(Contraction):
 
     def _keeps_all(self) -> bool:
         """Whether the sums of all rows of a block are in the scratch."""
-        return self.s.depth is not None or self.at_end
+        return self.s.depth is not None
 
     def _place(self, row: Number, block: Block) -> Number:
         """Where in the scratch the sums of two tiles are, of rows from `row` on."""
@@ -305,8 +264,10 @@ class Tiles(Contraction):
         loop(e, step, (parts - 1) * step, step, [], middle)
         if parts > 1:
             self._products_of(block, Span((parts - 1) * step, length, False, True))
-        if self.at_end:
-            self._store_lines(block)
+        self._end(block)
+
+    def _end(self, block: Block) -> None:
+        """What follows the products of a row block and a lane block, and their epilogues."""
 
     def _hold(self, block: Block) -> None:
         """Load what the epilogue reads for all rows alike. LLVM would load it for each: it does not know that what is stored is another memory."""
@@ -316,7 +277,7 @@ class Tiles(Contraction):
                 continue
             for argument, value, m in zip(op.regions[0].blocks[0].arguments, st.inputs(op), st.maps(op)):
                 classes = {d.loops[op][loop] for loop in st.used_loops(m)}
-                if st.root(value) not in e.memory or {self.s.row, self.s.lines} & classes or not list(argument.uses) or held == MOST_HELD:
+                if st.root(value) not in e.memory or ({self.s.row, self.s.lines} - {None}) & classes or not list(argument.uses) or held == MOST_HELD:
                     continue
                 held += 1
                 for lane, e.mask in zip(block.lanes, block.masks):
@@ -443,8 +404,6 @@ class Tiles(Contraction):
 
     def _row_tile(self, row: Number, block: Block) -> ir.Value:
         """Of the rows from `row` on, at this k."""
-        if self.s.lines is not None:
-            self.env[self.s.lines] = Index(0)
         # A lane stride of one along the rows makes the step from row to row come out as the lane stride.
         place, at = self._operand_at(1 if self.r.swapped else 0, Index(row, 1), Index(block.first))
         kind, where, stride = tile(self.height, self.row_length, str(place.element)), self.e.math.value(at.base), self.e.math.value(at.stride)
@@ -515,8 +474,6 @@ class Tiles(Contraction):
     def _epilogue_of(self, row: Number, count: Number, place: Number, block: Block) -> None:
         """Store what becomes of the sums of rows from `row` on, which are in the scratch from row `place` on."""
         m = self.e.math
-        if self.at_end:
-            return
         m.enter()
         self._store_from_scratch(row, count, block.lanes, block.masks, m.mul(place, self.width))
         m.leave()
@@ -526,25 +483,3 @@ class Tiles(Contraction):
         if isinstance(kind.element_type, ir.F32Type):
             sums.owner.attributes[FLUSHED] = ir.UnitAttr.get()
         return sums
-
-    def _store_lines(self, block: Block) -> None:
-        """The epilogue of all rows of a block, line by line."""
-        raise NotImplementedError
-
-    def _store(self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values) -> None:
-        """Where lines are joined, what is between them is left out."""
-        if self.s.lines is None or self.at_end:
-            super()._store(rows, lanes, masks, acc)
-            return
-        m = self.e.math
-        (row,) = rows
-        line, place = m.floordiv(row.base, self.s.pitch), m.mod(row.base, self.s.pitch)
-
-        def store() -> None:
-            self.env[self.s.lines] = Index(line)  # type: ignore[index]
-            super(Tiles, self)._store([Index(place)], lanes, masks, acc)
-
-        if self.s.pitch == self._line():
-            store()
-        else:
-            less(self.e, place, self._line(), store)

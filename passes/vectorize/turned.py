@@ -20,6 +20,7 @@ from . import entry
 from .borders import borders
 from .contraction import Contraction
 from .deep import Deep
+from .joined_tiles import JoinedTiles
 from .kernel import KernelFunction
 from .lanes import Index, Number
 from .memory import Tile, transposed
@@ -30,7 +31,9 @@ from .tiles import SIDE, Block, Tiles
 
 def vectorize_turned(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
     """Build the module of a contraction whose strategy is `turned`."""
-    kind = _TurnedTiles if strategy.tiles else _Turned if strategy.depth is None else _TurnedDeep
+    kind: type[Contraction] = _Turned if strategy.depth is None else _TurnedDeep
+    if strategy.tiles:
+        kind = _TurnedTiles if strategy.lines is None else _TurnedJoinedTiles
     emitter = kind(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body, borders(kernel, strategy.lanes))
 
@@ -146,14 +149,34 @@ class _TurnedDeep(_Blocks, Deep):
     """The scratch has them anyway."""
 
 
-class _TurnedTiles(_Blocks, Tiles):
+class _OnTiles(_Blocks):
     """So it has those of AMX tiles."""
 
     def _vector(self) -> int:
         """The epilogue has vectors of rows, as many as sums fit in a register."""
         return self.s.lanes
 
-    def _store_lines(self, block: Block) -> None:
+    def _hold(self, block: Block) -> None:
+        """What all rows read alike is one number for each column."""
+
+
+class _TurnedTiles(_OnTiles, Tiles):
+    pass
+
+
+class _TurnedJoinedTiles(_OnTiles, JoinedTiles):
+    """Line by line, when all sums of a block of rows are there."""
+
+    def _keeps_all(self) -> bool:
+        return True
+
+    def _epilogue_of(self, row: Number, count: Number, place: Number, block: Block) -> None:
+        """Later."""
+
+    def _store(self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values) -> None:
+        Contraction._store(self, rows, lanes, masks, acc)
+
+    def _end(self, block: Block) -> None:
         """Rows that do not fill a tile are the last ones of their own, in the scratch as well."""
         m = self.e.math
         count = m.sub(block.end, block.begin)
@@ -171,7 +194,7 @@ class _TurnedTiles(_Blocks, Tiles):
             self.env[self.s.lines] = Index(number)  # type: ignore[index]
             start = m.mul(number, pitch)
             begin = m.maximum(start, first)
-            end = m.maximum(m.minimum(m.add(start, self._line()), last), begin)
+            end = m.maximum(m.minimum(m.add(start, self.line), last), begin)
             corner = m.mul(m.add(m.sub(begin, block.begin), behind), self.width)
             self._store_from_scratch(m.sub(begin, start), m.sub(end, begin), block.lanes, block.masks, corner)
             return []

@@ -9,7 +9,7 @@ import pytest
 from mlirc.lowering.caches import Caches
 from mlirc.lowering.target import Target
 from mlirc.passes.strategy import ContractionStrategy
-from mlirc.passes.strategy.contractions import high_row_tile
+from mlirc.passes.strategy.heights import high_row_tile
 from mlirc.tests.passes.graph_text import generic
 from mlirc.tests.passes.strategy.test_select import convolution, product
 from mlirc.tests.passes.vectorize.kernels import kernel, strategy
