@@ -188,15 +188,14 @@ def follow_padded(op: ir.Operation, function: ir.Operation) -> None:
     order = st.integers(below.attributes["permutation"])
     if not all(st.kind(u) in ("concat", "elementwise", "reduction") or _undoes(u, order) or _wants_planes(u) for u in users):
         return
-    value = st.operation(op.regions[0].blocks[0].operations[0])
-    if value.name != "tensor.yield":  # something that is computed
+    if (around := st.padding(op)) is None:
         return
     back = [order.index(d) for d in range(len(order))]
     low, high = ([side[i] for i in back] for side in st.pads(op))
     with ir.InsertionPoint(op), op.location:
         sizes = _known(op.results[0], Layouts(function))
         shape = [op.results[0].type.shape[i] for i in back]
-        result = builders.transpose(builders.pad(below.operands[0], low, high, shape, value.operands[0]), order, sizes)
+        result = builders.transpose(builders.pad(below.operands[0], low, high, shape, around), order, sizes)
     op.results[0].replace_all_uses_with(result)
     op.erase()
 

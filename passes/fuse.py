@@ -214,7 +214,7 @@ class _Fusion:
         if any("mlirc.spread" in op.attributes for op in self.groups[other]) and st.kind(consumer) in ("elementwise", "reduction"):
             return "stored for each element of a run"
         if st.kind(consumer) == "pad" and self._anchored(other):
-            if not _is_for_convolutions(consumer):
+            if not _is_for_convolutions(consumer.results[0]):
                 return "padding is looked for where it is read"
             if math.prod(st.shape(consumer.results[0])) > MOST_AROUND * math.prod(st.shape(consumer.operands[0])):
                 return "one thread would fill much padding"
@@ -341,12 +341,10 @@ class _Fusion:
         return out
 
 
-def _is_for_convolutions(pad: ir.Operation) -> bool:
-    """Whether nothing else reads what is padded."""
-    users = [st.operation(u.owner) for u in pad.results[0].uses]
-    while any(st.kind(op) == "view" for op in users):
-        users = [u for op in users for u in ([st.operation(use.owner) for use in op.results[0].uses] if st.kind(op) == "view" else [op])]
-    return all(st.kind(op) == "convolution" for op in users)
+def _is_for_convolutions(value: ir.Value) -> bool:
+    """Whether nothing else reads it, or a view of it."""
+    users = [st.operation(use.owner) for use in value.uses]
+    return all(st.kind(op) == "convolution" or st.kind(op) == "view" and _is_for_convolutions(op.results[0]) for op in users)
 
 
 def _reduces_much(op: ir.Operation) -> bool:

@@ -4,7 +4,7 @@
     %e = expand_shape %y : [1, 56, 56, 64]                        element [0, h + 1, w + 1, c] of %p, and what is around them
     %p = pad %e low[0, 1, 1, 0] high[0, 1, 1, 0]                  is filled beforehand (`vectorize.borders`)
 
-For sizes that are known, and a value that is a constant.
+For sizes that are known, a value that is a constant, and a last dim, along which vectors are stored, that is not split.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def _padded(value: ir.Value, inside: set[ir.Operation]) -> Padded | None:
         return None
     amounts = [n for side in st.pads(pad) for n in side]
     inner, outer = st.shape(pad.operands[0]), st.shape(value)
-    filling = st.operation(pad.regions[0].blocks[0].operations[0])
-    constant = filling.name == "tensor.yield" and (of := st.owner(filling.operands[0])) is not None and of.name == "arith.constant"
-    if not constant or min(outer) < 1 or min(inner) < 1 or not all(isinstance(n, int) and n >= 0 for n in amounts):
+    around = st.padding(pad)
+    constant = around is not None and (of := st.owner(around)) is not None and of.name == "arith.constant"
+    if not constant or min(outer) < 1 or min(inner) < 1 or not all(isinstance(n, int) and n >= 0 for n in amounts) or not any(amounts):
         return None
     if str(value.type.element_type) == "i1":
         return None
@@ -61,4 +61,6 @@ def _padded(value: ir.Value, inside: set[ir.Operation]) -> Padded | None:
     maker = st.owner(root)
     if maker is None or maker not in inside or st.kind(maker) not in ("contraction", "convolution", "elementwise"):
         return None
-    return Padded(root, pad, groups)
+    # Vectors along the last dim, of columns or of rows, would run over the ends of what that is split in.
+    last = next((group for group, n in zip(reversed(groups), reversed(st.shape(root))) if n != 1), [])
+    return Padded(root, pad, groups) if sum(inner[d] != 1 for d in last) < 2 else None

@@ -367,6 +367,12 @@ def pads(op: ir.Operation) -> tuple[list[int | ir.Value], list[int | ir.Value]]:
     return out[0], out[1]
 
 
+def padding(op: ir.Operation) -> ir.Value | None:
+    """What a tensor.pad puts around; None if that is computed."""
+    last = operation(op.regions[0].blocks[0].operations[0])
+    return last.operands[0] if last.name == "tensor.yield" else None
+
+
 def slice_parts(op: ir.Operation) -> tuple[list[int | ir.Value], list[int]]:
     """Offsets and steps of a tensor.extract_slice."""
     static = integers(op.attributes["static_offsets"])

@@ -75,15 +75,13 @@ def _loops(op: ir.Operation, layouts: Layouts) -> _Loops | None:
 def _channels_last(value: ir.Value, order: list[int], layouts: Layouts) -> ir.Value:
     """A copy with the dims in this order; what is a copy already, with padding, made so."""
     op = st.owner(value)
-    constant = op is not None and op.name == "tensor.pad" and st.operation(op.regions[0].blocks[0].operations[0]).name == "tensor.yield"
-    if not constant:
+    around = st.padding(op) if op is not None and op.name == "tensor.pad" else None
+    if op is None or around is None:
         return reordered(value, order, layouts)
-    assert op is not None
     sizes, result = layouts.values(op.operands[0]), layouts.values(value)
     source = builders.transpose(op.operands[0], order, [sizes[d] for d in order])
     low, high = ([side[d] for d in order] for side in st.pads(op))
-    padding = st.operation(op.regions[0].blocks[0].operations[0]).operands[0]
-    return builders.pad(source, low, high, [result[d] for d in order], padding)
+    return builders.pad(source, low, high, [result[d] for d in order], around)
 
 
 def _turn(op: ir.Operation, loops: _Loops, layouts: Layouts) -> None:

@@ -199,7 +199,7 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
     """Field -> (least, most, why) of the numbers."""
     d = kernel.domain
     registers = target.vector_registers
-    size = 1 if s.row is None else d.sizes[s.row] if s.lines is None else (d.sizes[s.lines] - 1) * s.pitch + d.sizes[s.row]  # type: ignore[operator]
+    size = 1 if s.row is None else d.sizes[s.row] if s.lines is None else tiles.joined_rows(d.sizes[s.lines], d.sizes[s.row], s.pitch)  # type: ignore[arg-type]
     there = (size, f"there are {size} rows") if isinstance(size, int) else (registers, "registers")
     width = d.sizes[s.lane] if s.lane is not None else 1
     vectors = (-(-width // s.lanes), f"{width} columns, {s.lanes} to a vector") if isinstance(width, int) else (registers, "registers")

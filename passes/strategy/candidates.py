@@ -60,7 +60,6 @@ def _proposals(kernel: KernelFunction, target: Target, model: ContractionStrateg
             yield {"lanes_first": not model.lanes_first}
         if model.lines is not None and isinstance(size, int):
             yield {"lines": None, "rows": size if size <= 16 else 32, "row_tiles": -(-size // 32)}
-            return
         yield {"rows": 16}
         yield {"columns": 1}
         return

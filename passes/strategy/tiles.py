@@ -91,10 +91,15 @@ def joined(kernel: KernelFunction, r: Roles, words: int) -> Joined | None:
         if c in theirs or not isinstance(count, int) or count < 2 or not isinstance(from_line, int) or from_line % step:
             continue
         pitch = from_line // step
-        rows = (count - 1) * pitch + width
+        rows = joined_rows(count, width, pitch)
         if width <= pitch <= MOST_BETWEEN * width and _pairs(rows) <= count * _pairs(width):
             return Joined(c, pitch, rows, known(d.sizes[words]))
     return None
+
+
+def joined_rows(lines: int, width: int, pitch: int) -> int:
+    """From the first one of the first line to the last one of the last, with what is between the lines."""
+    return (lines - 1) * pitch + width
 
 
 def _pairs(rows: int) -> float:

@@ -34,7 +34,7 @@ def borders(kernel: KernelFunction, lanes: int) -> list[Step]:
 def _fill(e: Evaluator, place: Memory, padded: Padded) -> None:
     sizes, (low, high) = st.shape(padded.pad.results[0]), st.pads(padded.pad)
     deepest = max(d for d in range(len(sizes)) if (low[d], high[d]) != (0, 0))
-    value = e.scalar(st.operation(padded.pad.regions[0].blocks[0].operations[0]).operands[0])
+    value = e.scalar(st.padding(padded.pad))  # type: ignore[arg-type]
 
     def walk(d: int, base: Number) -> None:
         """Of dims from the `d`-th on, at an element of those before."""
@@ -50,8 +50,7 @@ def _fill(e: Evaluator, place: Memory, padded: Padded) -> None:
             loop(e, low[d], behind, 1, [], inside)  # type: ignore[arg-type]
         _store(e, place, value, m.add(base, behind * step), high[d] * step)  # type: ignore[operator]
 
-    if any(n != 0 for n in (*low, *high)):
-        walk(0, 0)
+    walk(0, 0)
 
 
 def _store(e: Evaluator, place: Memory, value: ir.Value, begin: Number, count: int) -> None:
@@ -76,5 +75,3 @@ def _store(e: Evaluator, place: Memory, value: ir.Value, begin: Number, count: i
             piece(m.add(begin, done), size)
             done += size
         size //= 2
-
-

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from ...dialects.mlir import ir
 from ..strategy import ContractionStrategy
+from ..strategy.tiles import joined_rows
 from . import entry
 from .borders import borders
 from .evaluate import Evaluator
@@ -40,7 +41,7 @@ class JoinedTiles(Tiles):
         super().__init__(kernel, strategy)
         self.r = replace(self.r, outer=[c for c in self.r.outer if c != strategy.lines])
         count, self.line = (kernel.domain.sizes[c] for c in (strategy.lines, strategy.row))  # type: ignore[index]
-        self.all_rows = (count - 1) * strategy.pitch + self.line  # type: ignore[operator]
+        self.all_rows = joined_rows(count, self.line, strategy.pitch)  # type: ignore[arg-type]
 
     def _size(self, e: Evaluator, c: int) -> Number:
         return self.all_rows if c == self.s.row else super()._size(e, c)

@@ -107,6 +107,14 @@ def test_a_value_and_what_is_read_beside_it() -> None:
         compare(f, torch.randn(2, 8, 7, 9))
 
 
+@pytest.mark.parametrize("shape", [(7, 9), (63, 1), (1, 63)])
+def test_columns_that_are_lines_of_an_image(shape: tuple[int, int]) -> None:
+    """Vectors of columns would run over the ends of lines, between which there is padding."""
+    torch.manual_seed(0)
+    w, x, v = torch.randn(4, 8), torch.randn(8, 63), torch.randn(16, 4, 3, 3)
+    compare(lambda w, x, v: F.conv2d((w @ x).relu().view(1, 4, *shape), v, padding=1), w, x, v, options={"strict": True, "guard_pages": "both"})
+
+
 def test_gradients() -> None:
     """What is saved for the backward graph is what is inside."""
     torch.manual_seed(0)
