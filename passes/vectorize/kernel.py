@@ -119,7 +119,10 @@ class KernelFunction:
     def _strides_inside(self, n: int) -> list[object]:
         """Of the dims of the n-th result; of one that is split, for the places that follow one another."""
         strides = self.stored_strides[n]
-        return strides if n not in self.padded else [strides[group[-1]] for group in self.padded[n].groups]
+        if n not in self.padded:
+            return strides
+        sizes = st.shape(self.padded[n].pad.operands[0])
+        return [strides[max(group, key=lambda d: (sizes[d] != 1, d))] for group in self.padded[n].groups]
 
     def _leaf(self, v: ir.Value) -> object:
         op = st.owner(v)
