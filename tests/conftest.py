@@ -27,11 +27,12 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo():
-    """Forget Dynamo's compilations after a test that used torch; tests of the torch-free parts stay torch-free."""
+    """Forget Dynamo's compilations and counters after a test that used torch; tests of the torch-free parts stay torch-free."""
     overhead.without_profiles()
     yield
     if "torch" in sys.modules and "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
+        sys.modules["torch._dynamo.utils"].counters.clear()
 
 
 @pytest.fixture

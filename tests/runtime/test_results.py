@@ -63,7 +63,8 @@ def test_a_loop_that_keeps_the_last_result_takes_turns() -> None:
 def test_what_somebody_has_is_left_alone(holder: str) -> None:
     f = compiled()
     y = f(torch.zeros(N))
-    place, held = y.data_ptr(), HOLDERS[holder](y)
+    held = HOLDERS[holder](y)
+    place = y.data_ptr()  # sharing with another process moved it, and what it left may be anybody's
     del y
     again = [f(torch.full((N,), float(i))) for i in range(1, 5)]
     assert place not in [y.data_ptr() for y in again] and len({y.data_ptr() for y in again}) == 4
