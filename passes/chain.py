@@ -21,7 +21,7 @@ from ..dialects.mlir import func, ir
 from ..errors import CompileError
 from . import structure as st
 from .chained import CHAIN, RESHAPES, ChainFunction, unshaped
-from .outline import SYMBOL, Kernel
+from .outline import SYMBOL, Kernel, called, kernel_number
 from .overwrite import OVERWRITES
 from .strategy import select_strategy
 from .strategy.chains import chain as choose
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 PASS_NAME = "mlirc-chain"
 UNCHAINED = "mlirc.unchained"
 """On a call of which the next one reads results: why they do not take turns."""
+MOST_CALLS = 8
+"""That take turns: attention has three. Each further one of a residual network, whose values are read far below, would be tried in vain."""
 WRITES = ("mlirc.in_place", "mlirc.write", OVERWRITES)
 
 
@@ -104,21 +106,23 @@ class _Chain:
         dead = [op for link in found for op in self._replace(link)]
         for op in dead:
             op.erase()
-        return self._called() if found else self.kernels
-
-    def _number(self, op: ir.Operation) -> int:
-        return ir.IntegerAttr(op.attributes["mlirc.kernel"]).value
+        return called(self.function, self.kernels) if found else self.kernels
 
     def _begins(self, op: ir.Operation) -> bool:
-        return self._movable(op) and worth_trying(self.kernels[self._number(op)].text)
+        return self._movable(op) and worth_trying(self.kernels[kernel_number(op)].text) and not self._stores_inside(op)
 
     def _movable(self, op: ir.Operation) -> bool:
         return st.kind(op) == "call" and "mlirc.kernel" in op.attributes and not any(w in op.attributes for w in WRITES)
 
+    def _stores_inside(self, op: ir.Operation) -> bool:
+        """Whether it calls a product that stores results inside of padding, which takes no turns; quicker than a verdict."""
+        text = self.kernels[kernel_number(op)].text
+        return "tensor.pad" in text and worth_trying(text)
+
     def _longest(self, first: ir.Operation, taken: set[ir.Operation]) -> _Link | None:
         """The chain that begins with a call."""
         best, calls = None, [first]
-        while (follower := self._follower(calls)) is not None and follower not in taken:
+        while len(calls) < MOST_CALLS and (follower := self._follower(calls)) is not None and follower not in taken:
             calls = [*calls, follower]
             if (link := self._link(calls)) is None:
                 continue
@@ -137,7 +141,7 @@ class _Chain:
         """The first call that reads what the last of these makes, and nothing of which a call in between could change."""
         users = [u for r in calls[-1].results for u in self._users(r) if st.kind(u) == "call"]
         follower = min(users, key=self.place.__getitem__, default=None)
-        if follower is None or not self._movable(follower):
+        if follower is None or not self._movable(follower) or self._stores_inside(follower):
             return None
         between = [op for op in self.order[self.place[calls[0]] : self.place[follower]] if st.kind(op) == "call"]
         return follower if all(map(self._movable, between)) else None
@@ -167,9 +171,9 @@ class _Chain:
         """Whether the calls can take turns, and why they do not; empty if they do."""
         places = {v: n for n, v in enumerate((*link.operands, *(r for op in link.calls for r in op.results)))}
         tied = [tuple(places[v if v in places else unshaped(v)] for v in op.operands) for op in link.calls]
-        key = tuple(map(self._number, link.calls)), tuple(tied), tuple(places[r] for r in link.passed)
+        key = tuple(map(kernel_number, link.calls)), tuple(tied), tuple(places[r] for r in link.passed)
         if key not in self.known:
-            text = self._text(link, [self.kernels[self._number(op)].text for op in link.calls], located=False)
+            text = self._text(link, [self.kernels[kernel_number(op)].text for op in link.calls], located=False)
             self.known[key] = self._judged(text)
         return self.known[key]
 
@@ -208,7 +212,7 @@ class _Chain:
 
     def _kernel(self, link: _Link) -> int:
         """The number of the chain's kernel."""
-        members = [self.kernels[self._number(op)] for op in link.calls]
+        members = [self.kernels[kernel_number(op)] for op in link.calls]
         text = self._text(link, [k.text for k in members], located=False)
         if text not in self.by_text:
             self.by_text[text] = len(self.kernels)
@@ -271,15 +275,3 @@ class _Chain:
                 given[m] = ir.DictAttr.get({"mlirc.strides": strides})
         part.attributes["mlirc.result_strides"] = ir.ArrayAttr.get(made)
         part.attributes["arg_attrs"] = ir.ArrayAttr.get(given)
-
-    def _called(self) -> list[Kernel]:
-        """The kernels that are called, whose numbers the calls have then."""
-        calls = [op for op in map(st.operation, self.block.operations) if "mlirc.kernel" in op.attributes]
-        used = sorted({self._number(op) for op in calls})
-        for op in calls:
-            op.attributes["mlirc.kernel"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), used.index(self._number(op)))
-        names = {k.name for k in self.kernels} - {self.kernels[n].name for n in used}
-        for f in [st.operation(o) for o in st.operation(self.function.parent).regions[0].blocks[0].operations]:
-            if f != self.function and f.name == "func.func" and ir.StringAttr(f.attributes["sym_name"]).value in names:
-                f.erase()
-        return [self.kernels[n] for n in used]

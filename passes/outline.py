@@ -182,6 +182,25 @@ class _Outline:
             place(op)
 
 
+def kernel_number(call: ir.Operation) -> int:
+    """Of the kernel that it calls."""
+    return ir.IntegerAttr(call.attributes["mlirc.kernel"]).value
+
+
+def called(function: ir.Operation, kernels: Sequence[Kernel]) -> list[Kernel]:
+    """The kernels that an outlined graph calls still, whose numbers the calls have then; the functions of the others go."""
+    calls = [op for op in map(st.operation, function.regions[0].blocks[0].operations) if "mlirc.kernel" in op.attributes]
+    used = sorted(set(map(kernel_number, calls)))
+    places = {number: n for n, number in enumerate(used)}
+    for op in calls:
+        op.attributes["mlirc.kernel"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), places[kernel_number(op)])
+    names = {k.name for k in kernels} - {kernels[n].name for n in used}
+    for f in [st.operation(o) for o in st.operation(function.parent).regions[0].blocks[0].operations]:
+        if f != function and f.name == "func.func" and ir.StringAttr(f.attributes["sym_name"]).value in names:
+            f.erase()
+    return [kernels[n] for n in used]
+
+
 class _Body:
     """The function of one kernel, cloned from the graph."""
 
@@ -198,9 +217,9 @@ class _Body:
             sizes = self._describe(self.layouts.shapes.of(v))  # type: ignore[arg-type]
             attribute = {}
             if any(isinstance(s, str) for s in sizes) or min(st.shape(v), default=0) < 0:  # or a number that the type does not know
-                attribute["mlirc.sizes"] = _texts(sizes)
+                attribute["mlirc.sizes"] = texts(sizes)
             if layout.offset != 0 or not self.layouts.dense(v) or any(isinstance(s, str) for s in sizes[1:]):
-                attribute["mlirc.strides"] = _texts(self._describe(layout.strides))
+                attribute["mlirc.strides"] = texts(self._describe(layout.strides))
             attributes.append(attribute)
         result_strides = []
         for v in stored:
@@ -209,7 +228,7 @@ class _Body:
             strides: Sequence[Extent] = self.layouts.of(v).strides
             if "mlirc.write" in write:
                 strides = self.layouts.of(outer.result_strides[ir.IntegerAttr(write["mlirc.write"]).value]).strides
-            result_strides.append(_texts(self._describe(strides)))
+            result_strides.append(texts(self._describe(strides)))
         self.overwrites = overwritten(stored)
         # Sizes that follow from no operand's: a kernel does no arithmetic on sizes, they become arguments.
         self.computed: dict[ir.Operation, ir.Attribute] = {}
@@ -217,7 +236,7 @@ class _Body:
             for v in (*op.operands, *st.captured(op)):
                 self._collect(v)
             if op.name in ("tensor.concat", "tensor.pad", "tensor.collapse_shape") and min(st.shape(op.results[0]), default=0) < 0:
-                self.computed[op] = _texts(self._describe(self.layouts.shapes.of(op.results[0])))  # type: ignore[arg-type]
+                self.computed[op] = texts(self._describe(self.layouts.shapes.of(op.results[0])))  # type: ignore[arg-type]
         with ir.Location.unknown():
             self.module = ir.Module.create()
             index = ir.IndexType.get()
@@ -304,9 +323,14 @@ class _Body:
 
     def add_origin(self, other: "_Body") -> None:
         """Fuse the locations of a body that has the same text into this one's."""
-        for mine, theirs in zip(_operations(self.module.operation), _operations(other.module.operation)):
-            if mine.location != theirs.location:
-                mine.location = ir.Location.fused([mine.location, theirs.location])
+        fuse_locations(self.module.operation, other.module.operation)
+
+
+def fuse_locations(mine: ir.Operation, theirs: ir.Operation) -> None:
+    """Give each op in `mine` the location of the same one in `theirs` besides its own."""
+    for op, other in zip(_operations(mine), _operations(theirs)):
+        if op.location != other.location:
+            op.location = ir.Location.fused([op.location, other.location])
 
 
 def _operations(op: ir.Operation) -> list[ir.Operation]:
@@ -325,7 +349,8 @@ def _remap(op: ir.Operation, mapped: dict[ir.Value, ir.Value]) -> None:
                 _remap(st.operation(inner), mapped)
 
 
-def _texts(values: Sequence[str | int]) -> ir.Attribute:
+def texts(values: Sequence[str | int]) -> ir.Attribute:
+    """Sizes or strides as attributes have them."""
     return ir.ArrayAttr.get([ir.StringAttr.get(str(v)) for v in values])
 
 

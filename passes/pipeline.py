@@ -20,6 +20,7 @@ from .fit_integers import fit_integers
 from .fold_transposes import fold_transposes
 from .fuse import fuse
 from .gather_windows import gather_windows
+from .generalize import generalize
 from .insert_slices import insert_slices
 from .integer_maxima import integer_maxima
 from .integer_products import integer_products
@@ -59,10 +60,15 @@ class Graph:
     target: Target
     kernels: list[Kernel] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        # One for all runs: a pass builds its patterns the first time that it runs.
+        with self.module.context:
+            self._cleaner = PassManager.parse("builtin.module(canonicalize,cse)")
+
     def clean(self) -> None:
         """Drop what is dead or there twice."""
         while True:
-            PassManager.parse("builtin.module(canonicalize,cse)").run(self.module.operation)
+            self._cleaner.run(self.module.operation)
             # Of ops that are defined in Python, MLIR does not know that they have no side effects.
             own = [st.operation(o) for b in self.function.regions[0].blocks for o in b.operations if o.operation.name in PURE]
             dead = [o for o in own if not any(True for r in o.results for _ in r.uses)]
@@ -72,13 +78,13 @@ class Graph:
                 return
 
 
-def _cleaned(*steps: Callable[[ir.Operation], None]) -> Callable[[Graph], None]:
-    """Passes on the graph's function, what they leave behind dropped after each."""
+def _cleaned(*steps: Callable[[ir.Operation], bool | None]) -> Callable[[Graph], None]:
+    """Passes on the graph's function, what they leave behind dropped after each, unless it says that it changed nothing."""
 
     def run(graph: Graph) -> None:
         for step in steps:
-            step(graph.function)
-            graph.clean()
+            if step(graph.function) is not False:
+                graph.clean()
 
     return run
 
@@ -105,6 +111,10 @@ def _turn_convolutions(graph: Graph) -> None:
 
 def _outline(graph: Graph) -> None:
     graph.kernels = outline(graph.function, graph.writes)
+
+
+def _generalize(graph: Graph) -> None:
+    graph.kernels = generalize(graph.function, graph.kernels)
 
 
 def _chain(graph: Graph) -> None:
@@ -141,6 +151,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "fusion": lambda graph: fuse(graph.function, Layouts(graph.function).shapes),
     "overwrite": lambda graph: overwrite(graph.function),
     "outline": _outline,
+    "generalize": _generalize,
     "chain": _chain,
 }
 """`linalg` is the graph as it was imported; after `outline` it consists of calls of kernels."""
