@@ -56,7 +56,7 @@ def empty(sizes: Sequence[Size], element: ir.Type) -> ir.Value:
 
 def fill(sizes: Sequence[Size], value: ir.Value) -> ir.Value:
     """A tensor that holds `value` everywhere."""
-    return linalg.fill(value, outs=[empty(sizes, value.type)])
+    return linalg.fill(value, empty(sizes, value.type))
 
 
 def element_type(value: ir.Value) -> ir.Type:
@@ -140,8 +140,7 @@ def expand(source: ir.Value, groups: Sequence[Sequence[int]], sizes: Sequence[Si
 
 def transpose(source: ir.Value, permutation: Sequence[int], sizes: Sequence[Size]) -> ir.Value:
     """`sizes` are those of the result; result dim i is source dim `permutation[i]`."""
-    op = linalg.transpose(source, outs=[empty(sizes, element_type(source))], permutation=list(permutation))
-    return op.results[0] if hasattr(op, "results") else op
+    return linalg.transpose(source, empty(sizes, element_type(source)), list(permutation))
 
 
 def pad(source: ir.Value, low: Sequence[Size], high: Sequence[Size], sizes: Sequence[Size], value: float | int | bool | ir.Value = 0) -> ir.Value:

@@ -1,4 +1,4 @@
-"""The MLIR Python bindings, imported here and nowhere else, so that their package can change in one place.
+"""The MLIR Python bindings, imported here (and in `linalg`) and nowhere else, so that their package can change in one place.
 
 They come inside the `torch-mlir` wheel and need no torch. Upstream passes are registered on import.
 """
@@ -11,7 +11,6 @@ from torch_mlir.dialects import (
     cf,
     ext,
     func,
-    linalg,
     llvm,
     math,
     memref,
@@ -22,6 +21,8 @@ from torch_mlir.dialects import (
 )
 from torch_mlir.dialects.llvm import translate_module_to_llvmir
 from torch_mlir.passmanager import PassManager
+
+from . import linalg
 
 __all__ = [
     "PassManager",

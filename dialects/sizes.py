@@ -131,6 +131,7 @@ class Sizes:
                 s = symbol(attribute["mlirc.symbol"].value)
                 self._exprs[value] = s
                 self._values[s] = value
+        self._symbols = dict(self._exprs)
 
     def expr(self, value: ir.Value) -> Extent:
         """The expression that an `index` value computes."""
@@ -179,6 +180,11 @@ class Sizes:
     def forget(self) -> None:
         """Drop built values, for a new insertion point that they do not dominate."""
         self._values = {e: v for e, v in self._values.items() if e.is_Symbol}
+
+    def begin_again(self) -> None:
+        """Drop all but the arguments: ops were erased, and new ones may get their addresses."""
+        self.forget()
+        self._exprs = dict(self._symbols)
 
     def _build(self, expr: sympy.Expr) -> ir.Value:
         import sympy

@@ -42,17 +42,18 @@ PASS_NAME = "mlirc-fold-transposes"
 
 def fold_transposes(function: ir.Operation) -> None:
     """One walk in program order over the function's block."""
+    weights, layouts = weights_of(function), Layouts(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if op.name == "linalg.transpose":
             _compose(op)
         elif op.name == "tensor.concat":
-            follow_operands(op, function)
+            follow_operands(op, layouts)
         elif op.name == "tensor.pad":
-            follow_padded(op, function)
+            follow_padded(op, layouts)
         elif op.name in ("tensor.expand_shape", "tensor.collapse_shape"):
-            follow_view(op, function)
+            follow_view(op, layouts, weights)
         elif op.name == "tensor.extract_slice":
-            follow_slice(op, function)
+            follow_slice(op, layouts, weights)
         elif op.name == "linalg.generic":
             fold_operands(op)
             if st.kind(op) == "elementwise":
@@ -176,7 +177,7 @@ def _gathered(op: ir.Operation, rank: int) -> list[int]:
     return list(range(rank)) if loop is None else [*(d for d in range(rank) if d != loop), loop]
 
 
-def follow_padded(op: ir.Operation, function: ir.Operation) -> None:
+def follow_padded(op: ir.Operation, layouts: Layouts) -> None:
     """Pad the source of a transposed operand, and transpose the result.
 
     Convolutions choose themselves how their operands lie; those that want planes get them from the pass that packs.
@@ -193,7 +194,7 @@ def follow_padded(op: ir.Operation, function: ir.Operation) -> None:
     back = [order.index(d) for d in range(len(order))]
     low, high = ([side[i] for i in back] for side in st.pads(op))
     with ir.InsertionPoint(op), op.location:
-        sizes = _known(op.results[0], Layouts(function))
+        sizes = _known(op.results[0], layouts)
         shape = [op.results[0].type.shape[i] for i in back]
         result = builders.transpose(builders.pad(below.operands[0], low, high, shape, around), order, sizes)
     op.results[0].replace_all_uses_with(result)
@@ -224,10 +225,11 @@ def _wants_planes(op: ir.Operation) -> bool:
 
 def _known(value: ir.Value, layouts: Layouts) -> list[builders.Size]:
     """Sizes of a value, those that the type does not say as values, even if more is known about them: the type has to stay."""
+    layouts.begin_again()
     return [builders.index(s) if isinstance(s, int) and n < 0 else s for s, n in zip(layouts.values(value), value.type.shape)]
 
 
-def follow_view(op: ir.Operation, function: ir.Operation) -> None:
+def follow_view(op: ir.Operation, layouts: Layouts, weights: set[ir.Value]) -> None:
     """Split or merge the dims of a transposed operand's source, if what is merged lies in the same order there, and transpose the result.
 
     Dims of one come and go as before where an argument, or what is made of weights, gets or loses nothing else: the copy of a constant
@@ -239,7 +241,7 @@ def follow_view(op: ir.Operation, function: ir.Operation) -> None:
     order, groups = st.integers(below.attributes["permutation"]), st.reassociation(op)
     expands = op.name == "tensor.expand_shape"
     wide = st.shape(op.results[0] if expands else op.operands[0])
-    if all(sum(wide[d] != 1 for d in g) < 2 for g in groups) and (sum(n != 1 for n in wide) < 2 or _is_constant(below.operands[0], function)):
+    if all(sum(wide[d] != 1 for d in g) < 2 for g in groups) and (sum(n != 1 for n in wide) < 2 or _is_constant(below.operands[0], weights)):
         return
     # The dims of the source, and of the result, that belong together.
     pairs = [([order[d]], g) for d, g in enumerate(groups)] if expands else [([order[d] for d in g], [k]) for k, g in enumerate(groups)]
@@ -249,7 +251,7 @@ def follow_view(op: ir.Operation, function: ir.Operation) -> None:
     flat = [d for _, result in pairs for d in result]
     split = iter(range(len(flat) if expands else len(order)))
     with ir.InsertionPoint(op), op.location:
-        sizes = _known(op.results[0], Layouts(function))
+        sizes = _known(op.results[0], layouts)
         view = builders.expand if expands else builders.collapse
         merged = [[next(split) for _ in (result if expands else source)] for source, result in pairs]
         new = view(below.operands[0], merged, [sizes[d] for d in flat])
@@ -258,11 +260,11 @@ def follow_view(op: ir.Operation, function: ir.Operation) -> None:
     op.erase()
 
 
-def _is_constant(value: ir.Value, function: ir.Operation) -> bool:
+def _is_constant(value: ir.Value, weights: set[ir.Value]) -> bool:
     """Whether a value is an argument, or made of weights alone, by a few ops."""
     if st.owner(value) is None:
         return True
-    weights, todo, seen = weights_of(function), [value], 0
+    todo, seen = [value], 0
     while todo:
         v = todo.pop()
         op, seen = st.owner(v), seen + 1
@@ -277,18 +279,18 @@ MOST_OF_CONSTANTS = 32
 """Values that one is made of, at most; what is made of inputs has more."""
 
 
-def follow_slice(op: ir.Operation, function: ir.Operation) -> None:
+def follow_slice(op: ir.Operation, layouts: Layouts, weights: set[ir.Value]) -> None:
     """Slice the source of a transposed operand, and transpose the result; of constants see `follow_view`."""
     below = st.owner(op.operands[0])
     if below is None or below.name != "linalg.transpose" or len(st.shape(op.results[0])) != len(st.shape(op.operands[0])):
         return
-    if _is_constant(below.operands[0], function):
+    if _is_constant(below.operands[0], weights):
         return
     order = st.integers(below.attributes["permutation"])
     back = [order.index(d) for d in range(len(order))]
     offsets, steps = st.slice_parts(op)
     with ir.InsertionPoint(op), op.location:
-        sizes = _known(op.results[0], Layouts(function))
+        sizes = _known(op.results[0], layouts)
         shape = [s if n < 0 else n for s, n in zip(sizes, st.shape(op.results[0]))]
         new = builders.extract_slice(below.operands[0], [offsets[i] for i in back], [shape[i] for i in back], [steps[i] for i in back])
         result = builders.transpose(new, order, sizes)
@@ -296,7 +298,7 @@ def follow_slice(op: ir.Operation, function: ir.Operation) -> None:
     op.erase()
 
 
-def follow_operands(op: ir.Operation, function: ir.Operation) -> None:
+def follow_operands(op: ir.Operation, layouts: Layouts) -> None:
     """Concatenate the sources of operands that are all transposed in the same way, and transpose the result."""
     orders = []
     for v in op.operands:
@@ -307,7 +309,6 @@ def follow_operands(op: ir.Operation, function: ir.Operation) -> None:
     order = orders[0]
     if any(o != order for o in orders):
         return
-    layouts = Layouts(function)
     with ir.InsertionPoint(op), op.location:
         kind = op.results[0].type
         sizes = _known(op.results[0], layouts)

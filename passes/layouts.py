@@ -48,13 +48,20 @@ class Layouts:
         self.shapes = st.Shapes(
             self.sizes.expr, parse, lambda xs: normal(_product(xs)), lambda a, b: normal(a + b)  # type: ignore[arg-type, operator]
         ).arguments(function)
-        self._known: dict[ir.Value, Layout] = {}
+        self._arguments: dict[ir.Value, Layout] = {}
         block = function.regions[0].blocks[0]
         if "arg_attrs" in function.attributes:
             for value, attribute in zip(block.arguments, ir.ArrayAttr(function.attributes["arg_attrs"])):
                 if "mlirc.strides" in attribute:
                     strides = tuple(parse(ir.StringAttr(s).value) for s in attribute["mlirc.strides"])
-                    self._known[value] = Layout(value, 0, strides)
+                    self._arguments[value] = Layout(value, 0, strides)
+        self._known = dict(self._arguments)
+
+    def begin_again(self) -> None:
+        """Forget all but the function's arguments, which take long to read: after ops were erased, whose addresses new ones may get."""
+        self._known = dict(self._arguments)
+        self.sizes.begin_again()
+        self.shapes.begin_again()
 
     def of(self, value: ir.Value) -> Layout:
         """Raises NotAView for a collapse_shape that needs a copy."""

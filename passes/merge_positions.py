@@ -34,14 +34,13 @@ PASS_NAME = "mlirc-merge-positions"
 
 def merge_positions(function: ir.Operation, shape: PackShape) -> None:
     """Rewrite the convolutions of a function with kernels of one element, and narrow ones whose rows of k have several words."""
-    weights = weights_of(function)
+    weights, layouts = weights_of(function), Layouts(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if st.kind(op) != "convolution":
             continue
         pointwise = _is_pointwise(op)
         if pointwise or shape.word(op) > 1 and (_is_patches(op, weights) or shape.row > 1 and _is_narrow(op, weights)):
-            # Anew for each: a rewritten one leaves values behind that are no more.
-            layouts = Layouts(function)
+            layouts.begin_again()
             with ir.InsertionPoint(op), op.location:
                 taps = _taps(op, planes=not pointwise and _in_planes(op))
                 if pointwise:

@@ -15,18 +15,20 @@ from . import structure as st
 PASS_NAME = "mlirc-narrow-indices"
 
 
-def narrow_indices(function: ir.Operation) -> None:
-    """Rewrite the scatters of `function` that have one index tensor."""
+def narrow_indices(function: ir.Operation) -> bool:
+    """Rewrite the scatters of `function` that have one index tensor; whether there was one."""
+    narrowed = False
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if op.name == "mlirc.scatter" and len(own.indices(op)) == 1:
-            _narrow(op)
+            narrowed |= _narrow(op)
+    return narrowed
 
 
-def _narrow(op: ir.Operation) -> None:
+def _narrow(op: ir.Operation) -> bool:
     producer = st.owner(op.operands[2])
     dims = _broadcast(producer) if producer is not None else None
     if dims is None:
-        return
+        return False
     kept = [d for d in dims if d is not None]
     (source,) = st.inputs(producer)  # type: ignore[arg-type]
     with ir.InsertionPoint(op), op.location:
@@ -36,6 +38,7 @@ def _narrow(op: ir.Operation) -> None:
         loops = st.map_dims(old)
         op.attributes["index_map"] = ir.AffineMapAttr.get(builders.projection(old.n_dims, [loops[d] for d in kept]))
         op.operands[2] = source
+    return True
 
 
 def _broadcast(op: ir.Operation) -> list[int | None] | None:

@@ -16,8 +16,9 @@ from .layouts import Layouts
 PASS_NAME = "mlirc-pad-concats"
 
 
-def pad_concats(function: ir.Operation) -> None:
-    """One walk over the function's block."""
+def pad_concats(function: ir.Operation) -> bool:
+    """One walk over the function's block; whether there was one."""
+    swapped = False
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if op.name == "tensor.pad":
             below = st.owner(op.operands[0])
@@ -25,6 +26,8 @@ def pad_concats(function: ir.Operation) -> None:
                 dim = ir.IntegerAttr(below.attributes["dim"]).value
                 if all(p[dim] == 0 for p in st.pads(op)):
                     _swap(op, below, dim, function)
+                    swapped = True
+    return swapped
 
 
 def _swap(pad: ir.Operation, concat: ir.Operation, dim: int, function: ir.Operation) -> None:

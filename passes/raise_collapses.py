@@ -22,11 +22,15 @@ PASS_NAME = "mlirc-raise-collapses"
 
 def raise_collapses(function: ir.Operation) -> None:
     """One walk in program order; collapses that rise meet the next user in the same walk."""
+    layouts = Layouts(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if st.kind(op) == "elementwise" and len(op.results) == 1 and not st.uses_index(op):
             merge = next((m for v in st.inputs(op) if (m := _merge(v)) is not None and _product_behind(v)), None)
-            if merge is not None and _fits(op, merge, function):
-                _rewrite(op, merge, function)
+            if merge is None:
+                continue
+            layouts.begin_again()
+            if _fits(op, merge, layouts):
+                _rewrite(op, merge, layouts)
 
 
 def _merge(value: ir.Value) -> ir.Operation | None:
@@ -48,7 +52,7 @@ def _product_behind(value: ir.Value) -> bool:
     return st.kind(op) != "reduction" and any(_product_behind(v) for v in st.inputs(op))
 
 
-def _fits(op: ir.Operation, merge: ir.Operation, function: ir.Operation) -> bool:
+def _fits(op: ir.Operation, merge: ir.Operation, layouts: Layouts) -> bool:
     """Whether every operand is merged in the same way and read as it lies, or has none of the merged dims."""
     maps = [st.map_dims(m) for m in st.maps(op)]
     straight = list(range(len(st.iterators(op))))
@@ -56,14 +60,14 @@ def _fits(op: ir.Operation, merge: ir.Operation, function: ir.Operation) -> bool
     if maps[-1] != straight or len(groups) != len(straight) or any(None in m for m in maps):
         return False
     for v, m in zip(st.inputs(op), maps):
-        if m == straight and _merged_alike(v, merge, function):
+        if m == straight and _merged_alike(v, merge, layouts):
             continue
         if any(len(groups[d]) > 1 for d in m):  # type: ignore[index]
             return False
     return True
 
 
-def _merged_alike(value: ir.Value, merge: ir.Operation, function: ir.Operation) -> bool:
+def _merged_alike(value: ir.Value, merge: ir.Operation, layouts: Layouts) -> bool:
     """Whether a value is merged from dims of the same sizes: n x m is not m x n, though both types may say ?x?."""
     op = st.owner(value)
     if op is None or op.name != merge.name or st.reassociation(op) != st.reassociation(merge):
@@ -73,20 +77,19 @@ def _merged_alike(value: ir.Value, merge: ir.Operation, function: ir.Operation) 
         return False
     if mine == theirs or min(st.shape(mine)) >= 0:
         return True
-    shapes = Layouts(function).shapes
-    return all(normal(a - b) == 0 for a, b in zip(shapes.of(mine), shapes.of(theirs)))  # type: ignore[operator, arg-type]
+    return all(normal(a - b) == 0 for a, b in zip(layouts.shapes.of(mine), layouts.shapes.of(theirs)))  # type: ignore[operator, arg-type]
 
 
-def _rewrite(op: ir.Operation, merge: ir.Operation, function: ir.Operation) -> None:
+def _rewrite(op: ir.Operation, merge: ir.Operation, layouts: Layouts) -> None:
     source, groups = merge.operands[0], st.reassociation(merge)
     rank = sum(len(g) for g in groups)
     maps = [
         ir.AffineMap.get(rank, 0, [ir.AffineDimExpr.get(d) for k in st.map_dims(m) for d in groups[k]])  # type: ignore[index]
         for m in st.maps(op)
     ]
-    inputs = [st.owner(v).operands[0] if _merged_alike(v, merge, function) else v for v in st.inputs(op)]  # type: ignore[union-attr]
+    inputs = [st.owner(v).operands[0] if _merged_alike(v, merge, layouts) else v for v in st.inputs(op)]  # type: ignore[union-attr]
     with ir.InsertionPoint(op), op.location:
-        init = builders.empty(Layouts(function).values(source), builders.element_type(op.results[0]))
+        init = builders.empty(layouts.values(source), builders.element_type(op.results[0]))
         new = linalg.GenericOp(
             [init.type],
             inputs,

@@ -22,12 +22,14 @@ LONGEST = 256
 """Elements of the last dim: 16 vectors of f32 in AVX-512."""
 
 
-def select_concats(function: ir.Operation) -> None:
-    """One walk over the function's block."""
-    layouts = Layouts(function)
+def select_concats(function: ir.Operation) -> bool:
+    """One walk over the function's block; whether there was one."""
+    layouts, selected = Layouts(function), False
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if op.name == "tensor.concat" and _is_rotation(op):
             _select(op, layouts)
+            selected = True
+    return selected
 
 
 def _is_rotation(op: ir.Operation) -> bool:

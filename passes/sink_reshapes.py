@@ -24,13 +24,14 @@ PASS_NAME = "mlirc-sink-reshapes"
 
 def sink_reshapes(function: ir.Operation) -> None:
     """One walk in program order; expansions that sink meet the next user in the same walk."""
+    layouts = Layouts(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if op.name == "tensor.collapse_shape":
             _cancel(op)
         elif st.kind(op) in ("elementwise", "reduction") and len(op.results) == 1:
             groups = _groups(op)
             if groups:
-                _rewrite(op, groups, function)
+                _rewrite(op, groups, layouts)
 
 
 def _cancel(op: ir.Operation) -> None:
@@ -88,7 +89,7 @@ def _fits(m: ir.AffineMap, group: Sequence[int]) -> bool:
     return [dims[k] for k in at] == list(group) and at == list(range(at[0], at[0] + len(at)))
 
 
-def _rewrite(op: ir.Operation, merged: list[list[int]], function: ir.Operation) -> None:
+def _rewrite(op: ir.Operation, merged: list[list[int]], layouts: Layouts) -> None:
     maps = st.maps(op)
     iterators = st.iterators(op)
     n = len(iterators)
@@ -98,8 +99,7 @@ def _rewrite(op: ir.Operation, merged: list[list[int]], function: ir.Operation) 
         if group[0] == d:
             loops.append(group)
     new_of = {d: i for i, g in enumerate(loops) for d in g}
-    layouts = Layouts(function)
-    layouts.sizes.forget()
+    layouts.begin_again()
 
     def regroup(m: ir.AffineMap) -> tuple[list[list[int]], ir.AffineMap]:
         """Groups of the operand's dims, and the map of the merged operand."""
@@ -130,7 +130,7 @@ def _rewrite(op: ir.Operation, merged: list[list[int]], function: ir.Operation) 
         element = builders.element_type(init)
         new_init = builders.empty(small, element)
         if maker is not None and maker.name == "linalg.fill":
-            new_init = linalg.fill(maker.operands[0], outs=[new_init])
+            new_init = linalg.fill(maker.operands[0], new_init)
         new = linalg.GenericOp(
             [new_init.type],
             operands,

@@ -19,15 +19,17 @@ from .vectorize.reduce import combiner, neutral
 PASS_NAME = "mlirc-split-reductions"
 
 
-def split_reductions(function: ir.Operation) -> None:
-    """One walk over the function's block."""
-    layouts = Layouts(function)
+def split_reductions(function: ir.Operation) -> bool:
+    """One walk over the function's block; whether there was one."""
+    layouts, split = Layouts(function), False
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if st.kind(op) == "reduction" and len(op.results) == 1 and None not in st.map_dims(st.maps(op)[-1]):
             walk = Walk.of(op, layouts)
             runs = _runs(op, walk) if walk is not None else []
             if walk is not None and runs:
                 _split(op, walk, runs, layouts)
+                split = True
+    return split
 
 
 def _runs(op: ir.Operation, walk: Walk) -> list[int]:

@@ -274,7 +274,7 @@ class Shapes:
 
     def __post_init__(self) -> None:
         self._known: dict[ir.Value, list[Hashable]] = {}
-        self._arguments: dict[ir.Value, list[str]] = {}
+        self._arguments: dict[ir.Value, list[Hashable]] = {}
 
     def arguments(self, function: ir.Operation) -> "Shapes":
         """Read `mlirc.sizes` of the function's tensor arguments."""
@@ -282,8 +282,13 @@ class Shapes:
         if "arg_attrs" in function.attributes:
             for value, attribute in zip(block.arguments, ir.ArrayAttr(function.attributes["arg_attrs"])):
                 if "mlirc.sizes" in attribute:
-                    self._known[value] = [self.named(ir.StringAttr(s).value) for s in attribute["mlirc.sizes"]]
+                    self._arguments[value] = [self.named(ir.StringAttr(s).value) for s in attribute["mlirc.sizes"]]
+        self.begin_again()
         return self
+
+    def begin_again(self) -> None:
+        """Forget all but the arguments."""
+        self._known = dict(self._arguments)
 
     def of(self, value: ir.Value) -> list[Hashable]:
         if value not in self._known:

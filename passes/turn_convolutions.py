@@ -31,10 +31,10 @@ def turn_convolutions(function: ir.Operation, shape: PackShape) -> bool:
     """Rewrite the convolutions of a function, for targets whose rows of k have several words; whether there was one."""
     if shape.row == 1:
         return False
-    turned = False
+    turned, layouts = False, Layouts(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if st.kind(op) == "convolution" and shape.word(op) > 1:
-            layouts = Layouts(function)
+            layouts.begin_again()
             loops = _loops(op, layouts)
             if loops is not None and loops.pays:
                 _turn(op, loops, layouts)
