@@ -100,10 +100,9 @@ def compile_kernel(
         see("math", vectors)
         user.run_after("math", vectors, see)
         llvm_text = lower_to_llvm_ir(vectors, observer, locations=locations)
-    llvm_text = to_llvm22(llvm_text)
-    see("llvm", llvm_text)
     reduces = getattr(strategy, "strength_reduction", True)
     if observer:
+        see("llvm", to_llvm22(llvm_text))
         see("asm", emit_assembly(llvm_text, target, strength_reduction=reduces))
     code = emit_object(llvm_text, target, strength_reduction=reduces)
     if not defines(code, symbol):

@@ -73,6 +73,8 @@ class _Ops:
             return ir.WalkResult.ADVANCE
 
         function.walk(collect)
+        if not any(op.name == "arith.extf" and _lanes(op.operands[0]) == lanes for op in found):
+            return
         for op in found:
             vectors = [v for v in (*op.operands, *op.results) if _lanes(v)]
             if NARROWED in op.attributes and _lanes(op.results[0]) == lanes:

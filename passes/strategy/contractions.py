@@ -269,10 +269,11 @@ LEAST_ADDRESSES = 8
 def _with_addresses(kernel: KernelFunction, s: ContractionStrategy) -> ContractionStrategy:
     """Those of many rows are a variable that they share and constants, where no size is a symbol, which fits the addressing modes. LLVM
     takes half of all code generation to find that out (for the products of a BERT layer 172 instead of 80 ms), and the result is as
-    fast. On AMX, with shorter loops, that is not measured."""
+    fast. On AMX there are few addresses, and tiles take so long that the instructions for them are free (20 products and convolutions of
+    BERT, GPT-2 and ResNet-50: within 1%, code generation 393 -> 232 ms for BERT)."""
     symbols = any(isinstance(a.type, ir.IndexType) for a in kernel.arguments)
-    plain = not s.tiles and not symbols and s.rows * s.columns >= LEAST_ADDRESSES
-    s.why["strength_reduction"] = "addresses are a variable and constants" if plain else "of symbols, few, or on AMX"
+    plain = not symbols and (bool(s.tiles) or s.rows * s.columns >= LEAST_ADDRESSES)
+    s.why["strength_reduction"] = "addresses are a variable and constants" if plain else "of symbols, or few"
     return replace(s, strength_reduction=not plain)
 
 
