@@ -10,6 +10,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Each compile worker, and each process that a test starts, would parse all of mlirc again: 0.25 s.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: test demo suites opinfo fuzz numerics lint install clean
 
 test: $(STAMP)

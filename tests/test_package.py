@@ -78,7 +78,7 @@ def test_every_package_folder_is_packaged():
 def test_entry_points():
     backend = {e.name: e.value for e in metadata.entry_points(group="torch_dynamo_backends")}
     scripts = {e.name: e.value for e in metadata.entry_points(group="console_scripts")}
-    assert backend["mlirc"] == "mlirc.frontend.backend:mlirc"
+    assert backend["mlirc"] == "mlirc.frontend.entry:mlirc"
     assert scripts["mlirc"] == "mlirc.cli:main"
 
 
