@@ -78,8 +78,8 @@ def _becomes_bf16(y: ir.Value) -> bool:
     return bool(users) and all(u.name == "arith.truncf" and isinstance(element_type(u.results[0].type), ir.BF16Type) for u in users)
 
 
-def read_table(symbol: str, x: ir.Value, result: ir.Type) -> ir.Value:
-    """What a table has for a bf16, widened to f32 (or a vector of them)."""
+def read_table(symbol: str, x: ir.Value, result: ir.Type, exact: bool = True) -> ir.Value:
+    """What a table has for a bf16, widened to f32 (or a vector of them); `exact` tables have bf16."""
     table = memref.get_global(table_kind(), symbol)
     at = Num(x).bits().shift_right_unsigned(16).value
     if isinstance(result, ir.VectorType):
@@ -87,5 +87,6 @@ def read_table(symbol: str, x: ir.Value, result: ir.Type) -> ir.Value:
         out = vector.gather(result, table, [builders.index(0)], at, everywhere, builders.constant(result, 0))
     else:
         out = memref.load(table, [arith.index_castui(ir.IndexType.get(), at)])
-    out.owner.attributes[EXACT] = ir.UnitAttr.get()
+    if exact:
+        out.owner.attributes[EXACT] = ir.UnitAttr.get()
     return out

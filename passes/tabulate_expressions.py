@@ -1,4 +1,4 @@
-"""Expressions of one bf16 whose result is rounded to bf16 are read from a table.
+"""Expressions of one bf16 are read from a table.
 
     %h = truncf(mulf(extf %b, 0.5))                                           %i = bits of %b, as a number
     %t = truncf(tanh(extf(truncf(mulf(extf %b, 0.8)))))           ->          %y = @mlirc_bf16_of__...[%i] : f32
@@ -6,7 +6,8 @@
 
 As `tabulate`, which reads single functions so. In bf16, a GELU that a model spells out is seven ops with a rounding behind each: 58
 cycles for 16 elements, which the units of AMX wait for, and 8 as a gather. The table holds what these ops make of each of the 65,536
-arguments; its symbol says which they are (`runtime.expressions`). Runs before `tabulate`.
+arguments; its symbol says which they are (`runtime.expressions`). Where an expression is not rounded, but meets something else, as the
+factor of GELU's gradient does that of what is behind, the table has f32, each step rounded to that once. Runs before `tabulate`.
 """
 
 from __future__ import annotations
@@ -39,21 +40,23 @@ MOST_OPS = 64
 
 
 def tabulate_expressions(module: ir.Module, target: Target) -> None:
-    """Rewrite all expressions of a bf16 that are dear and end as bf16."""
+    """Rewrite all expressions of a bf16 that are dear and end as bf16, or meet something else in f32."""
     if not target.gathers_fast:
         return
-    roundings: list[ir.Operation] = []
+    ends: list[ir.Operation] = []
 
     def collect(op: ir.Operation) -> ir.WalkResult:
-        if op.name == "arith.truncf" and _is(op.results[0], ir.BF16Type):
-            roundings.append(op)
+        if op.name in CALLED or op.name in BINARY or op.name == "arith.truncf" and _is(op.results[0], ir.BF16Type):
+            ends.append(op)
         return ir.WalkResult.ADVANCE
 
     with module.context:
         module.operation.walk(collect)
+        if not any(op.name in CALLED for op in ends):
+            ends = [op for op in ends if op.name == "arith.truncf"]
         symbols: set[str] = set()
         erased: set[int] = set()
-        for n, op in reversed(list(enumerate(roundings))):
+        for n, op in reversed(list(enumerate(ends))):
             if n in erased or (found := _Expression.of(op)) is None:
                 continue
             symbol = BF16_TABLE + spelled(found.steps)
@@ -62,10 +65,13 @@ def tabulate_expressions(module: ir.Module, target: Target) -> None:
                 with ir.InsertionPoint.at_block_begin(module.body), ir.Location.unknown():
                     memref.GlobalOp(symbol, ir.TypeAttr.get(table_kind()))  # a declaration
             with ir.InsertionPoint(op), op.location:
-                op.operands[0] = read_table(symbol, found.argument, op.operands[0].type)
+                if op.name == "arith.truncf":
+                    op.operands[0] = read_table(symbol, found.argument, op.operands[0].type)
+                else:
+                    op.results[0].replace_all_uses_with(read_table(symbol, found.argument, op.results[0].type, exact=False))
             for dead in found.order[::-1]:
                 if not any(True for r in dead.results for _ in r.uses):
-                    erased.update(m for m, other in enumerate(roundings) if m not in erased and other == dead)
+                    erased.update(m for m, other in enumerate(ends) if m not in erased and other == dead)
                     dead.erase()
 
 
@@ -74,7 +80,7 @@ def _is(value: ir.Value, kind: type) -> bool:
 
 
 class _Expression:
-    """The ops between a bf16 and a rounding to bf16."""
+    """The ops between a bf16 and a rounding to bf16, or an op whose result is used in f32."""
 
     def __init__(self, cut: ir.Value) -> None:
         self.cut = cut
@@ -88,12 +94,19 @@ class _Expression:
         self.cost = 0
 
     @classmethod
-    def of(cls, rounding: ir.Operation) -> _Expression | None:
+    def of(cls, end: ir.Operation) -> _Expression | None:
         """That of the bf16 farthest away of which it is one; None if there is none, or nothing is gained."""
-        for cut in reversed(_candidates(rounding)):
+        rounds = end.name == "arith.truncf"
+        value = end.operands[0] if rounds else end.results[0]
+        if _pure(value) is None or not any(True for _ in end.results[0].uses):
+            return None
+        if rounds and any(use.owner.operation.name != "arith.truncf" for use in value.uses):
+            return None  # it is wanted in f32 as well: one table for both
+        for cut in reversed(_candidates(value)):
             found = cls(cut)
-            if found._add(rounding.operands[0]) is not None:
-                found.steps.append(f"r{found.numbers[rounding.operands[0]]}")
+            if found._add(value) is not None:
+                if rounds:
+                    found.steps.append(f"r{found.numbers[value]}")
                 computes = sum(op.name not in CASTS for op in found.order)
                 return found if found.cost >= LEAST_COST and computes > 1 else None
         return None
@@ -157,11 +170,11 @@ def _bits(op: ir.Operation) -> int | None:
     return int(struct.unpack("<I", struct.pack("<f", ir.FloatAttr(attribute).value))[0])
 
 
-def _candidates(rounding: ir.Operation) -> list[ir.Value]:
-    """The bf16 that are widened on the way to a rounding, the nearest first."""
+def _candidates(end: ir.Value) -> list[ir.Value]:
+    """The bf16 that are widened on the way to an f32, the nearest first."""
     out: dict[ir.Value, None] = {}
     seen: set[ir.Value] = set()
-    todo = [rounding.operands[0]]
+    todo = [end]
     while todo and len(seen) <= MOST_OPS:
         value = todo.pop(0)
         if value in seen or (op := _pure(value)) is None or op.name == "arith.constant":

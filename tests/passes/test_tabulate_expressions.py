@@ -84,6 +84,43 @@ def test_others_are_computed(body: str) -> None:
     assert "of__" not in rewritten(body)
 
 
+FACTOR = f"""%x = arith.extf %b : {B} to {F}
+%e = math.erf %x : {F}
+%q = arith.mulf %x, %x : {F}
+%d = math.exp %q : {F}
+%g = arith.addf %e, %d : {F}
+"""
+
+
+def test_a_factor_is_one_gather_though_it_is_not_rounded() -> None:
+    """What meets something else in f32; it is no bf16, so that its rounding is not taken for granted (`mlirc.exact`)."""
+    text = rewritten(FACTOR + f"%p = arith.mulf %f, %g : {F}\n%z = arith.truncf %p : {F} to {B}")
+    assert "@mlirc_bf16_of__erf0__mul0v0__exp2__add1v3 " in text and "mlirc.exact" not in text
+    assert text.count("vector.gather") == 1 and "math" not in text and text.count("arith.mulf") == 1
+
+
+def test_what_is_rounded_and_used_in_f32_has_one_table() -> None:
+    text = rewritten(FACTOR + f"%p = arith.mulf %f, %g : {F}\n%u = arith.truncf %g : {F} to {B}\n%v = arith.truncf %p : {F} to {B}\n%z = arith.addf %u, %v : {B}")
+    assert text.count("vector.gather") == 1 and "@mlirc_bf16_of__erf0__mul0v0__exp2__add1v3 " in text and "math" not in text
+
+
+def test_cheap_factors_are_computed() -> None:
+    text = rewritten(HALF + f"%h = arith.mulf %x, %half : {F}\n%e = math.erf %x : {F}\n%g = arith.addf %f, %e : {F}\n%p = arith.mulf %g, %h : {F}\n%z = arith.truncf %p : {F} to {B}")
+    assert "of__" not in text
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gradients_of_gelu(approximate: str) -> None:
+    """At each bf16; the errors are those of the last rounding."""
+    x = EVERY[EVERY.abs() < 1e6].clone().requires_grad_()
+    grad = torch.rand(len(x), generator=torch.Generator().manual_seed(0)).add(0.5).bfloat16()
+    compiled = torch.compile(lambda x: torch.nn.functional.gelu(x, approximate=approximate), backend="mlirc", options={"strict": True})
+    (got,) = torch.autograd.grad(compiled(x), x, grad)
+    wide = x.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad(torch.nn.functional.gelu(wide, approximate=approximate), wide, grad.double())
+    assert ((got.double() - want).abs() <= 2**-8 * want.abs() + 1e-4).all()
+
+
 def test_slow_gathers_are_avoided() -> None:
     assert "vector.gather" not in rewritten(SPELLED_GELU, SLOW, result="%p")
 
