@@ -86,6 +86,8 @@ class ContractionStrategy:
     """Whether the first-level cache keeps nothing of the rows that tiles are loaded with."""
     overlapped: bool = False
     """Whether the epilogue of a register tile on AMX runs with the products of the next one, some rows with each step."""
+    reads_ahead: bool = False
+    """Whether that epilogue fetches what it will read of the same rows for the next lane block, besides their sums."""
     row_tiles: int = 4
     """Register tiles of a parallel iteration, one below the other: they share a panel, or with `depth` a block of one."""
     grain: int = 1
@@ -111,7 +113,7 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
         or _on_tiles(kernel, r, target, strategy)
         or _in_registers(kernel, r, target, strategy)
     )
-    return _with_addresses(kernel, _with_grain(kernel, r, _with_epilogue(kernel, r, strategy)))
+    return _with_addresses(kernel, _with_grain(kernel, r, _with_epilogue(kernel, r, target, strategy)))
 
 
 def _streamed(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy | None:
@@ -223,7 +225,7 @@ def _rows(kernel: KernelFunction, r: Roles, limit: int, low: int, reason: str, w
     return rows
 
 
-def _with_epilogue(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> ContractionStrategy:
+def _with_epilogue(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy:
     """How results leave the registers: transposed or not, by one copy of the epilogue's code or one for each row."""
     ops = _epilogue_ops(kernel)
     s.why["looped_epilogue"] = f"about {ops} ops for an element of the result; above {LONG_EPILOGUE} one copy of them serves all rows"
@@ -239,6 +241,10 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> 
     apart = tiles.overlaps(kernel, r, s.rows, s.words, turned) if s.tiles else "no tiles"  # type: ignore[arg-type]
     if s.tiles:
         s.why["overlapped"] = apart or "vectors store 32 rows while tiles multiply the next 32"
+    possible = s.tiles and not turned and s.lines is None and not s.lanes_first
+    ahead = tiles.reads_ahead(kernel, r, s.words, target.caches) if possible else ""  # type: ignore[arg-type]
+    if ahead:
+        s.why["reads_ahead"] = ahead
     looped = s.rows * s.columns > 4 and ops > LONG_EPILOGUE and (turned or not s.tiles)
     # Around a call, tiles would have to be configured anew.
     called = not s.tiles and (ops > 1 if turned else looped and ops >= CALLED_EPILOGUE)
@@ -249,7 +255,7 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, s: ContractionStrategy) -> 
     if together > 1:
         s.why["epilogue_rows"] = "chains that one row has too few of"
     return replace(
-        s, turned=turned, overlapped=not apart, row_tiles=row_tiles, looped_epilogue=looped, called_epilogue=called, epilogue_rows=together
+        s, turned=turned, overlapped=not apart, reads_ahead=bool(ahead), row_tiles=row_tiles, looped_epilogue=looped, called_epilogue=called, epilogue_rows=together
     )  # fmt: skip
 
 

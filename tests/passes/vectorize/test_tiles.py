@@ -15,6 +15,7 @@ from mlirc.dialects.mlir import PassManager, ir
 from mlirc.dialects.own import load_for
 from mlirc.errors import OptionError
 from mlirc.lowering.bridge import to_llvm22
+from mlirc.lowering.caches import Caches
 from mlirc.lowering.codegen import emit_object
 from mlirc.lowering.target import Target
 from mlirc.lowering.to_llvm import lower_to_llvm_ir
@@ -125,6 +126,37 @@ def _asm(text: str, target: Target | None = None, adjustment: Adjustment = MODEL
     driver.compile_kernel(text, target or Target.parse("sapphirerapids"), "k", see, adjustment=adjustment)
     functions = re.split(r"\n(?=k\w*:)", seen["asm"])
     return {"strategy": seen["strategy"], **{f.split(":")[0]: f for f in functions}}
+
+
+SCALED = """
+  %n = tensor.empty() : tensor<70x80xf32>
+  %1 = linalg.generic {indexing_maps = [#d, #d, #d], iterator_types = ["parallel", "parallel"]}
+      ins(%0, %g : tensor<70x80xf32>, tensor<70x80xbf16>) outs(%n : tensor<70x80xf32>) {
+  ^bb0(%a: f32, %b: bf16, %o: f32):
+    %u = arith.extf %b : bf16 to f32
+    %p = arith.mulf %a, %u : f32
+    linalg.yield %p : f32
+  } -> tensor<70x80xf32>
+  return %1 : tensor<70x80xf32>""".replace("#d", "affine_map<(m, n) -> (m, n)>")
+"""A product with another tensor."""
+
+
+def scaled(rows: int, columns: int, depth: int) -> str:
+    text = LINEAR.replace("  return %0 : tensor<70x80xf32>", SCALED).replace("3x48x32x2xbf16>)", "3x48x32x2xbf16>, %g: tensor<70x80xbf16>)", 1)
+    text = text.replace("3x48x", f"{columns // 32}x{depth // 2}x").replace("70x96x", f"{rows}x{depth}x").replace("70x80x", f"{rows}x{columns}x")
+    return text.replace('["80", "1"]', f'["{columns}", "1"]')
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "ahead"),
+    [(3136, 256, 64, True), (1024, 3072, 768, True), (192, 768, 768, False), (1024, 768, 3072, False)],
+    ids=["few steps", "much", "little", "many steps"],
+)
+def test_what_an_epilogue_reads_of_rows_is_fetched_before(rows: int, columns: int, depth: int, ahead: bool) -> None:
+    functions = _asm(scaled(rows, columns, depth), target=dataclasses.replace(Target.parse("sapphirerapids"), caches=Caches(48 << 10, 12, 2 << 20)))
+    assert f"reads_ahead={ahead}" in functions["strategy"]
+    epilogues = [part for part in functions["k_tiles16"].split("\n.L") if "vmulps" in part or "vmovups" in part]
+    assert any("prefetcht0" in part for part in epilogues) == ahead
 
 
 def _loops(function: str) -> list[str]:
@@ -328,6 +360,7 @@ PINS = [
     ("rows=16, rows_copied=true", 70),
     ("overlapped=false", 131),
     ("overlapped=true, depth=32", 131),
+    ("reads_ahead=true", 131),
     ("depth=32, chunk=64, rows_copied=true, group=2", 131),
     ("depth=32, chunk=32, rows_copied=true, group=1, row_tiles=1, overlapped=false", 70),
 ]
