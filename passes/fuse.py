@@ -25,7 +25,7 @@ from .constants import find_constants, is_function, maker
 from .domain import Invalid, analyse, operand_loops
 from .epilogues import taken_over
 from .padded import without_padding
-from .repetition import much_padding, often_copied, repeats, too_often
+from .repetition import looks_up_lanes, much_padding, often_copied, repeats, too_often
 from .weights import weights_of
 
 PASS_NAME = "mlirc-fuse"
@@ -283,8 +283,9 @@ class _Fusion:
             if places and sum(len(st.body_ops(op)) for op in self._made_anew(value, other)) > INDEX_OPS:
                 return "would be computed update by update, not in lanes"
             alone = all(st.kind(op) == "elementwise" for op in self.groups[other])
-            if alone and repeats(consumer, value) and any(map(is_function, self._made_anew(value, other))):
-                return "would be computed for every row"
+            if alone and repeats(consumer, value):
+                if any(is_function(op) or looks_up_lanes(op, consumer, value) for op in self._made_anew(value, other)):
+                    return "would be computed for every row"
             if kind == "elementwise" and _copies_transposed(consumer, value):
                 if any(map(_reduces_much, self.groups[other])):
                     return "would be stored across the lanes of a reduction"

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 
 from ..dialects.mlir import ir
 from . import structure as st
-from .domain import Domain, operand_loops, result_loops
+from .domain import Domain, operand_loops, result_loops, trace
 
 MOST = 128
 """Places of a value: ten steps of a diffusion in two dims, eight of a sum by halves."""
@@ -90,6 +90,21 @@ def repeats(op: ir.Operation, value: ir.Value) -> bool:
     """Whether an elementwise op reads each element of an operand many times."""
     wide, read = st.shape(op.results[0]), st.shape(value)
     return st.kind(op) == "elementwise" and min((*wide, *read), default=1) > 0 and math.prod(wide) >= MOST_COPIES * math.prod(read)
+
+
+def looks_up_lanes(op: ir.Operation, consumer: ir.Operation, value: ir.Value) -> bool:
+    """Whether an op looks elements up, and its reader has others than those of a row of the table next to one another: each is a load of
+    its own then. `value` is what comes of the op. Swin's relative positions of 49 x 49, added to 256 x 3 scores in bf16, with their softmax:
+    6.2 ms looked up for each window, 3.4 looked up before."""
+    found = [o for o in st.body_ops(op) if o.name == "tensor.extract"]
+    if not found:
+        return False
+    root, dims = trace(value, set(st.views(value)))
+    last = st.map_dims(st.maps(consumer)[-1])[-1]
+    reads = st.map_dims(st.maps(consumer)[st.inputs(consumer).index(value)])
+    walked = {dims[k] for k, loop in enumerate(reads) if loop == last}
+    in_rows = all((o := st.owner(x.operands[len(x.operands) - 1])) is not None and o.name == "linalg.index" for x in found)
+    return not in_rows or walked != {len(st.shape(root)) - 1}
 
 
 def _way(value: ir.Value, inside: set[ir.Operation], domain: Domain) -> tuple[list[ir.Operation], ir.Operation | None]:

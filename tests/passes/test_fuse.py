@@ -12,7 +12,7 @@ from mlirc.dialects.mlir import ir
 from mlirc.passes import structure as st
 from mlirc.passes.fuse import fuse
 from mlirc.passes.layouts import Layouts
-from mlirc.tests.frontend.compare import compare
+from mlirc.tests.frontend.compare import compare, kernels
 from mlirc.tests.passes.graph_text import check, function, generic, matmul, transformed
 
 T, ROW, COLUMN = "tensor<4x8xf32>", "tensor<4xf32>", "tensor<8xf32>"
@@ -383,3 +383,21 @@ def test_a_product_is_stored_inside_of_the_padding_of_a_convolution(amount, read
 
     transformed(convolved(amount, reader), look)
     assert (numbers["pad"] == numbers["contraction"]) == padded
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("windows, fused", [(2, True), (64, False)])
+def test_places_of_a_table_are_looked_up_once_for_all_rows(heads, windows, fused):
+    """Relative positions, next to one another in a row of scores but not in the table: a load each."""
+    at = torch.randint(0, 9, (33 * 7,))
+
+    def biased(x, table):
+        return x + table[at].view(33, 7, heads).permute(2, 0, 1)[None]
+
+    compare(biased, torch.randn(windows, heads, 33, 7), torch.randn(9, heads))
+    assert (len(kernels()) == 1) == fused
+
+
+def test_rows_of_a_table_are_read_where_they_are():
+    compare(lambda x, table, at: x + table[at], torch.randn(16, 40, 65), torch.randn(50, 65), torch.randint(0, 50, (40,)))
+    assert len(kernels()) == 1
