@@ -384,8 +384,8 @@ def _is_long(value: ir.Value) -> bool:
 
 def _last_in_memory(value: ir.Value) -> int:
     """The dim of a value that is next to one another in memory, as far as the graph says."""
-    dim = len(st.shape(value)) - 1
-    for view in reversed([v for v in st.views(value)]):
+    dim = len(st.shape(st.root(value))) - 1
+    for view in reversed(list(st.views(value))):
         if view.name == "linalg.transpose":
             dim = st.integers(view.attributes["permutation"]).index(dim)
         else:

@@ -104,7 +104,7 @@ def looks_up_lanes(op: ir.Operation, consumer: ir.Operation, value: ir.Value) ->
     reads = st.map_dims(st.maps(consumer)[st.inputs(consumer).index(value)])
     walked = {dims[k] for k, loop in enumerate(reads) if loop == last}
     in_rows = all((o := st.owner(x.operands[len(x.operands) - 1])) is not None and o.name == "linalg.index" for x in found)
-    return not in_rows or walked != {len(st.shape(root)) - 1}
+    return bool(walked) and (not in_rows or walked != {len(st.shape(root)) - 1})
 
 
 def _way(value: ir.Value, inside: set[ir.Operation], domain: Domain) -> tuple[list[ir.Operation], ir.Operation | None]:

@@ -401,3 +401,31 @@ def test_places_of_a_table_are_looked_up_once_for_all_rows(heads, windows, fused
 def test_rows_of_a_table_are_read_where_they_are():
     compare(lambda x, table, at: x + table[at], torch.randn(16, 40, 65), torch.randn(50, 65), torch.randint(0, 50, (40,)))
     assert len(kernels()) == 1
+
+
+@pytest.mark.parametrize("shape", [(8, 4, 130), (4160,), (2, 4, 10, 52)], ids=str)
+def test_copies_behind_reductions_of_reshaped_columns(shape):
+    """Transposed views with more dims, or fewer, than what they show."""
+
+    def f(x):
+        y = x.t().reshape(shape).softmax(-1)
+        return y.transpose(-1, 0).contiguous(), y.sum(-1)
+
+    compare(f, torch.randn(520, 8))
+
+
+def test_one_place_for_a_row_is_looked_up_in_the_kernel():
+    """Of all lanes alike, a lookup is a load of one number."""
+    compare(lambda x, table, at: x + table[at][:, None], torch.randn(16, 40, 65), torch.randn(50), torch.randint(0, 50, (40,)))
+    assert len(kernels()) == 1
+
+
+def test_views_of_more_dims_than_what_they_show_have_an_order_too():
+    x, turned, split, row, copy = "tensor<520x8xf32>", "tensor<8x520xf32>", "tensor<8x4x130xf32>", "tensor<8x4xf32>", "tensor<130x4x8xf32>"
+    body = f"%n = tensor.empty() : {turned}\n%t = linalg.transpose ins(%x : {x}) outs(%n : {turned}) permutation = [1, 0]\n"
+    body += f"%v = tensor.expand_shape %t [[0], [1, 2]] output_shape [8, 4, 130] : {turned} into {split}\n"
+    body += generic("%s", [("%v", split)], row, ["i, j, k", "i, j"], "arith.addf", "ppr", "ijk", "0.0")
+    body += generic("%y", [("%v", split), ("%s", row)], split, ["i, j, k", "i, j", "i, j, k"], "arith.divf")
+    body += generic("%c", [("%y", split)], copy, ["k, j, i", "i, j, k"], body="\n").replace("yield %o", "yield %a0")
+    found = groups(function([("%x", x)], body, [("%c", copy)]))
+    assert found["arith.divf"] == found["arith.addf"] and found["copy"] != found["arith.divf"]
