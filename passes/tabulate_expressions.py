@@ -46,18 +46,19 @@ def tabulate_expressions(module: ir.Module, target: Target) -> None:
     ends: list[ir.Operation] = []
 
     def collect(op: ir.Operation) -> ir.WalkResult:
-        if op.name in CALLED or op.name in BINARY or op.name == "arith.truncf" and _is(op.results[0], ir.BF16Type):
+        if op.name in (*CALLED, *BINARY, *UNARY) or op.name == "arith.truncf" and _is(op.results[0], ir.BF16Type):
             ends.append(op)
         return ir.WalkResult.ADVANCE
 
     with module.context:
         module.operation.walk(collect)
-        if not any(op.name in CALLED for op in ends):
+        wide = any(op.name in CALLED for op in ends)
+        if not wide:  # nothing else is dear enough without roundings
             ends = [op for op in ends if op.name == "arith.truncf"]
         symbols: set[str] = set()
         erased: set[int] = set()
         for n, op in reversed(list(enumerate(ends))):
-            if n in erased or (found := _Expression.of(op)) is None:
+            if n in erased or (found := _Expression.of(op, wide)) is None:
                 continue
             symbol = BF16_TABLE + spelled(found.steps)
             if symbol not in symbols:
@@ -94,14 +95,15 @@ class _Expression:
         self.cost = 0
 
     @classmethod
-    def of(cls, end: ir.Operation) -> _Expression | None:
-        """That of the bf16 farthest away of which it is one; None if there is none, or nothing is gained."""
+    def of(cls, end: ir.Operation, wide: bool) -> _Expression | None:
+        """That of the bf16 farthest away of which it is one; None if there is none, or nothing is gained. With `wide`, what is rounded and
+        wanted in f32 as well has one table for both, which its own op asks for."""
         rounds = end.name == "arith.truncf"
         value = end.operands[0] if rounds else end.results[0]
         if _pure(value) is None or not any(True for _ in end.results[0].uses):
             return None
-        if rounds and any(use.owner.operation.name != "arith.truncf" for use in value.uses):
-            return None  # it is wanted in f32 as well: one table for both
+        if rounds and wide and any(use.owner.operation.name != "arith.truncf" for use in value.uses):
+            return None
         for cut in reversed(_candidates(value)):
             found = cls(cut)
             if found._add(value) is not None:

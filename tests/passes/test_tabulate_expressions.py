@@ -104,6 +104,12 @@ def test_what_is_rounded_and_used_in_f32_has_one_table() -> None:
     assert text.count("vector.gather") == 1 and "@mlirc_bf16_of__erf0__mul0v0__exp2__add1v3 " in text and "math" not in text
 
 
+def test_roundings_make_an_expression_dear_though_f32_meets_something_else() -> None:
+    steps = HALF + "".join(rounded(f"s{n}", "arith.mulf", f"%s{n - 1}_w" if n else "%x", "%half") for n in range(7)).replace("%z", "%s6")
+    text = rewritten(steps + f"%p = arith.mulf %f, %s6_f : {F}\n%u = arith.truncf %p : {F} to {B}\n%z = arith.addf %u, %s6 : {B}")
+    assert text.count("vector.gather") == 1
+
+
 def test_cheap_factors_are_computed() -> None:
     text = rewritten(HALF + f"%h = arith.mulf %x, %half : {F}\n%e = math.erf %x : {F}\n%g = arith.addf %f, %e : {F}\n%p = arith.mulf %g, %h : {F}\n%z = arith.truncf %p : {F} to {B}")
     assert "of__" not in text
