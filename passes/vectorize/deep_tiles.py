@@ -30,7 +30,8 @@ from .kernel import KernelFunction
 from .lanes import Number
 from .memory import Memory
 from .nest import Values, loop
-from .tiles import WORDS, Block, Span, Tiles
+from .tile_blocks import Block, Span
+from .tiles import WORDS, Tiles
 
 
 def vectorize_deep_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:

@@ -25,7 +25,8 @@ from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number
 from .nest import Values, less
-from .tiles import Block, Tiles
+from .tile_blocks import Block
+from .tiles import Tiles
 
 
 def vectorize_joined_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:

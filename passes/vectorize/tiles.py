@@ -28,7 +28,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ...dialects import builders
 from ...dialects.mlir import arith, func, ir, memref, scf, vector, x86
@@ -44,6 +43,7 @@ from .kernel import KernelFunction
 from .lanes import Index, Number
 from .memory import Memory
 from .nest import Values, loop
+from .tile_blocks import Block, Pending, Span
 from .words import load_once, tile
 
 SIDE = 16
@@ -60,41 +60,6 @@ def vectorize_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbo
     """Build the module of a contraction whose second operand is packed in words."""
     emitter = Tiles(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body, borders(kernel, strategy.lanes))
-
-
-@dataclass(frozen=True)
-class Span:
-    """A block of k, in words: sums begin with the first one, and are whole after the last."""
-
-    begin: Number
-    end: Number
-    first: bool
-    last: bool
-
-
-@dataclass(frozen=True)
-class Block:
-    """Rows from `begin` to `end`, vectors of lanes with their masks, and how many tiles they take."""
-
-    begin: Number
-    end: Number
-    lanes: list[Index]
-    masks: Sequence[ir.Value | None]
-    columns: int
-
-    @property
-    def first(self) -> Number:
-        """Of the lanes."""
-        return self.lanes[0].base
-
-
-@dataclass(frozen=True)
-class Pending:
-    """Sums of 32 rows from `row` on whose epilogue is still to come, in the scratch from row `place` on; none if not `there`."""
-
-    row: Number
-    place: Number
-    there: ir.Value
 
 
 class Tiles(Contraction):

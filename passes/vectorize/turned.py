@@ -26,7 +26,8 @@ from .lanes import Index, Number
 from .memory import Tile, transposed
 from .nest import Values, constant_mask, lane_loop, loop
 from .outline_loop import outline_loop
-from .tiles import SIDE, Block, Tiles
+from .tile_blocks import Block
+from .tiles import SIDE, Tiles
 
 
 def vectorize_turned(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
