@@ -31,10 +31,11 @@ PASS_NAME = "mlirc-fit-integers"
 def fit_integers(function: ir.Operation, shape: PackShape) -> None:
     """Rewrite the contractions and convolutions of bytes with sums in i32 whose columns are those of one operand."""
     weights: set[ir.Value] | None = None
+    layouts = Layouts(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if st.kind(op) not in ("contraction", "convolution") or st.word(op) != 4 or not multiplied_in_words(op):
             continue
-        layouts = Layouts(function)
+        layouts.begin_again()
         with ir.InsertionPoint(op), op.location:
             if shape.word(op) == 1:
                 for side in (0, 1):

@@ -39,6 +39,7 @@ class _Sum:
 
 def gather_windows(function: ir.Operation, shape: PackShape) -> None:
     """Rewrite the convolutions of a function that sum over positions alone, where that pays."""
+    layouts = Layouts(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if st.kind(op) != "convolution" or (loops := _sum(op)) is None:
             continue
@@ -47,9 +48,9 @@ def gather_windows(function: ir.Operation, shape: PackShape) -> None:
         for d in loops.positions:
             positions *= sizes[d]
         if gathers_windows(positions, sizes[loops.out], shape.word(op)):
-            # Anew for each: a rewritten one leaves values behind that are no more.
+            layouts.begin_again()
             with ir.InsertionPoint(op), op.location:
-                _rewrite(op, loops, Layouts(function))
+                _rewrite(op, loops, layouts)
 
 
 def _sum(op: ir.Operation) -> _Sum | None:

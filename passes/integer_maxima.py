@@ -23,10 +23,12 @@ PASS_NAME = "mlirc-integer-maxima"
 
 def integer_maxima(function: ir.Operation) -> None:
     """Rewrite the reductions of `function` that take maxima of bf16 or f16 as they are."""
+    layouts = Layouts(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if st.kind(op) == "reduction" and _is_maximum(op):
+            layouts.begin_again()
             with ir.InsertionPoint(op), op.location:
-                _rewrite(op, Layouts(function))
+                _rewrite(op, layouts)
 
 
 def _is_maximum(op: ir.Operation) -> bool:

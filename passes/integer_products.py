@@ -68,12 +68,13 @@ def integer_products(function: ir.Operation) -> bool:
     ops = [st.operation(o) for o in block.operations]
     if not any(_is_bytes(v) for v in (*block.arguments, *(v for op in ops for v in op.results))):
         return False
+    layouts = Layouts(function)
     for op in ops:
         if st.kind(op) not in ("contraction", "convolution") or not all(_is_f32(v) for v in op.operands):
             continue
         if not multiplied_in_words(op) or not _starts_at_zero(op) or _length(op) is None:
             continue
-        layouts = Layouts(function)
+        layouts.begin_again()
         with ir.InsertionPoint(op), op.location:
             known: Known = {}
             made = [_bytes_of(v, layouts, known) for v in list(op.operands)[:2]]

@@ -18,20 +18,20 @@ PASS_NAME = "mlirc-pad-concats"
 
 def pad_concats(function: ir.Operation) -> bool:
     """One walk over the function's block; whether there was one."""
-    swapped = False
+    swapped, layouts = False, Layouts(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if op.name == "tensor.pad":
             below = st.owner(op.operands[0])
             if below is not None and below.name == "tensor.concat" and len(list(below.results[0].uses)) == 1:
                 dim = ir.IntegerAttr(below.attributes["dim"]).value
                 if all(p[dim] == 0 for p in st.pads(op)):
-                    _swap(op, below, dim, function)
+                    layouts.begin_again()
+                    _swap(op, below, dim, layouts)
                     swapped = True
     return swapped
 
 
-def _swap(pad: ir.Operation, concat: ir.Operation, dim: int, function: ir.Operation) -> None:
-    layouts = Layouts(function)
+def _swap(pad: ir.Operation, concat: ir.Operation, dim: int, layouts: Layouts) -> None:
     kind = pad.results[0].type
     parts = []
     with ir.InsertionPoint(pad), pad.location:

@@ -27,11 +27,12 @@ LEAST = 32
 
 def turn_products(function: ir.Operation) -> bool:
     """Rewrite the products of a function's block, in program order; whether there was one."""
-    weights, turned = weights_of(function), False
+    weights, layouts, turned = weights_of(function), Layouts(function), False
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if _is_linear(op, weights) and _is_transposed(_rows(op)) and _is_turned_back(op.results[0], weights):
+            layouts.begin_again()
             with ir.InsertionPoint(op), op.location:
-                _turn(op, Layouts(function))
+                _turn(op, layouts)
             turned = True
     return turned
 
