@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
+from .common import LINE
 from .contractions import ContractionStrategy
 from .loops import LoopStrategy
 
@@ -36,8 +37,6 @@ LEAST_SHARE = 2
 """The part of it that all values between kernels fill at least: else they are still there for the next kernel anyway."""
 LEAST_CHUNKS = 8
 """For threads to share."""
-LINE = 64
-"""Bytes of the cache."""
 SLACK = 16
 """Rows before those of a block: a register tile of AMX that its last rows do not fill begins there, and what it reads there is not used."""
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 WORK_PER_THREAD = 16384
 """Element-operations that are worth waking another thread for: about 5 us at 16 lanes and a few ops per cycle."""
 
+LINE = 64
+"""Bytes of a line of the caches."""
+
 PACKED_COLUMNS = 2
 """Vectors of f32 in a block of a packed operand."""
 

@@ -242,7 +242,7 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, target: Target, s: Contract
     if s.tiles:
         s.why["overlapped"] = apart or "vectors store 32 rows while tiles multiply the next 32"
     possible = s.tiles and not turned and s.lines is None and not s.lanes_first
-    ahead = tiles.reads_ahead(kernel, r, s.words, target.caches) if possible else ""  # type: ignore[arg-type]
+    ahead = tiles.reads_ahead(kernel, r, target.caches) if possible else ""
     if ahead:
         s.why["reads_ahead"] = ahead
     looped = s.rows * s.columns > 4 and ops > LONG_EPILOGUE and (turned or not s.tiles)

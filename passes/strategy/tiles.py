@@ -60,10 +60,6 @@ def overlaps(kernel: KernelFunction, r: Roles, rows: int, words: int, turned: bo
     return ""
 
 
-CACHE_LINE = 64
-"""Bytes."""
-
-
 def reads_of_rows(kernel: KernelFunction, r: Roles) -> list[Access]:
     """What the epilogue reads of an argument along the lanes, for each row anew: a residual, or what a gradient is multiplied with."""
     loads = [a for a in kernel.accesses.items if not a.store and a.op not in kernel.domain.siblings and a.value in kernel.arguments]
@@ -79,7 +75,7 @@ SOME_STEPS = 32
 residual of 197 x 768 is there anyway, and to fetch it costs 3%, as that of 1024 x 768 behind 3072 does."""
 
 
-def reads_ahead(kernel: KernelFunction, r: Roles, words: int, caches: Caches) -> str:
+def reads_ahead(kernel: KernelFunction, r: Roles, caches: Caches) -> str:
     """Why the epilogue had better fetch what it reads of rows for the next lane block; empty if not."""
     reads, d = reads_of_rows(kernel, r), kernel.domain
     steps = product(r.reductions, d.sizes) // row_length(kernel)

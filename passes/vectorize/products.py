@@ -16,6 +16,7 @@ from ...dialects import builders
 from ...dialects.mlir import arith, ir, math, memref, vector
 from .. import structure as st
 from ..strategy import ContractionStrategy
+from ..strategy.common import LINE
 from . import long_sums, words
 from .evaluate import Evaluator
 from .kernel import KernelFunction
@@ -33,8 +34,6 @@ AHEAD = {1: 8 << 10, 2: 96 << 10}
 """Bytes of the packed operand from what a single register tile reads of it to what it fetches, in one stream over all panels, by the cache
 that it is fetched into. 1 x 768 x 3072 in f32 takes 545 us from beyond the second level of a Granite Rapids then, 561 with 4 KB, and 598
 with nothing; 4 x 768 x 3072 on a Zen 5, into the first level, 208 with 4 KB, 201 with 8, 215 with 16 and 245 with nothing."""
-
-LINE_BYTES = 64
 
 
 class Products:
@@ -114,7 +113,7 @@ class Products:
         number = 0 if self.r.swapped else 1
         place, at = self._operand_at(number, Index(0), lane)
         element, begin, end = place.element.width // 8, m.floordiv(begin, self.each_step), m.floordiv(end, self.each_step)
-        line, steps = LINE_BYTES // element, m.sub(end, begin)
+        line, steps = LINE // element, m.sub(end, begin)
         lines = FETCH_STEPS * st.shape(self.op.operands[number])[2] * self.each_step // line
         each = m.floordiv(m.add(m.sub(tiles, 1), lines), tiles)
         before = m.mul(m.floordiv(m.sub(row.base, first), self.s.rows), m.floordiv(steps, FETCH_STEPS))

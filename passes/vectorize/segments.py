@@ -16,14 +16,13 @@ from ...dialects.mlir import arith, ir
 from .. import structure as st
 from ..domain import result_loops
 from ..strategy import LoopStrategy
+from ..strategy.common import LINE
 from . import entry
 from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
 from .memory import Memory
 from .nest import Values, constant_mask, loop
-
-LINE = 64
 
 
 def vectorize_segments(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:

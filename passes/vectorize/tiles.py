@@ -34,7 +34,8 @@ from ...dialects.mlir import arith, func, ir, memref, scf, vector, x86
 from .. import structure as st
 from ..round_in_place import FLUSHED
 from ..strategy import ContractionStrategy
-from ..strategy.tiles import CACHE_LINE, fetched_lines, reads_of_rows
+from ..strategy.common import LINE
+from ..strategy.tiles import fetched_lines, reads_of_rows
 from . import entry, words
 from .access import Access
 from .borders import borders
@@ -454,7 +455,7 @@ class Tiles(Contraction):
 
     def _fetch_line(self, a: Access) -> None:
         """What an access will read for the next lane block, of the same row."""
-        m, each = self.e.math, CACHE_LINE * 8 // builders.element_type(a.value).width
+        m, each = self.e.math, LINE * 8 // builders.element_type(a.value).width
         at = functools.reduce(m.add, (m.mul(self.env[c].base, n) for c, n in a.steps.items() if c in self.env), self.width)  # type: ignore[arg-type, operator]
         for line in range(0, self.width, each):
             memref.prefetch(self.e.memory[a.value].buffer, [m.value(m.add(at, line))], False, 3, True)
