@@ -3,8 +3,9 @@
 Follows the pseudo code of TILELOADD, TDPBF16PS, TDPBUSD and its like, and TILESTORED in Intel's manual, without the flush of denormals.
 """
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from mlirc.dialects import builders
 from mlirc.dialects.mlir import arith, ir, math, memref, scf, vector
@@ -69,23 +70,20 @@ def _loaded_once(op: ir.Operation) -> bool:
     return source.name == "llvm.call_intrinsic" and source.attributes["intrin"] == ir.StringAttr.get(LOAD_ONCE)
 
 
-def _slice(v: ir.Value, start: int, length: int) -> ir.Value:
-    kind = ir.VectorType.get([length], v.type.element_type)
-    return vector.extract_strided_slice(kind, v, [start], [length], [1])
-
-
 def _load(op: ir.Operation, rows: int, columns: int) -> ir.Value:
     base, at, stride = op.operands
-    return _rows(op.results[0].type, base, at, stride, rows, columns)
+    return _rows(op, base, at, stride, rows, columns)
 
 
-def _rows(whole: ir.Type, base: ir.Value, at: ir.Value, stride: ir.Value, rows: int, columns: int) -> ir.Value:
-    out = builders.constant(whole, 0)
+def _rows(op: ir.Operation, base: ir.Value, at: ir.Value, stride: ir.Value, rows: int, columns: int) -> ir.Value:
+    """Through memory of our own, as are stores: LLVM takes seconds for the shuffles that make a tile of its rows."""
+    whole = op.results[0].type
     kind = ir.VectorType.get([columns], whole.element_type)
-    for r in range(rows):
-        place = arith.addi(at, arith.muli(stride, builders.index(r)))
-        out = vector.insert_strided_slice(vector.load(kind, base, [place]), out, [r * columns], [1])
-    return out
+    (buffer,) = _buffers(op, [whole])
+    with _each_row(rows) as r:
+        row = vector.load(kind, base, [arith.addi(at, arith.muli(stride, r))])
+        vector.store(row, buffer, [arith.muli(r, builders.index(columns))])
+    return vector.load(whole, buffer, [builders.index(0)])
 
 
 def _load_once(op: ir.Operation, rows: int, columns: int) -> ir.Value:
@@ -93,14 +91,26 @@ def _load_once(op: ir.Operation, rows: int, columns: int) -> ir.Value:
     element = op.results[0].type.element_type
     buffer = entry.memref_at(pointer, element)
     step = arith.divsi(arith.index_cast(ir.IndexType.get(), stride), builders.index(element.width // 8))
-    return _rows(op.results[0].type, buffer, builders.index(0), step, rows, columns)
+    return _rows(op, buffer, builders.index(0), step, rows, columns)
 
 
 def _store(op: ir.Operation, rows: int, columns: int) -> None:
     base, at, v, stride = op.operands
-    for r in range(rows):
-        place = arith.addi(at, arith.muli(stride, builders.index(r)))
-        vector.store(_slice(v, r * columns, columns), base, [place])
+    kind = ir.VectorType.get([columns], v.type.element_type)
+    (buffer,) = _buffers(op, [v.type])
+    vector.store(v, buffer, [builders.index(0)])
+    with _each_row(rows) as r:
+        row = vector.load(kind, buffer, [arith.muli(r, builders.index(columns))])
+        vector.store(row, base, [arith.addi(at, arith.muli(stride, r))])
+
+
+@contextlib.contextmanager
+def _each_row(rows: int) -> Iterator[ir.Value]:
+    """A loop over the rows of a tile."""
+    loop = scf.ForOp(builders.index(0), builders.index(rows), builders.index(1))
+    with ir.InsertionPoint(loop.body):
+        yield loop.induction_variable
+        scf.YieldOp([])
 
 
 def _multiply(op: ir.Operation, shapes: dict[ir.Value, tuple[int, int]]) -> ir.Value:
