@@ -71,7 +71,7 @@ def compile_kernel(
     """
     see = observer or (lambda name, what: None)
     # Code of the user's may leave a context in any state.
-    with ir.Context() if user.files else kernel_context(), ir.Location.unknown():
+    with ir.Context() if user.files else kernel_context(), ir.Location.unknown(), st.one_context():
         load_for(text)
         module = ir.Module.parse(text)
         see("kernel", module)
@@ -228,7 +228,7 @@ def run_graph_passes(
 
     see = observer or (lambda name, what: None)
     graph = Graph(module, find_main(module), writes, target)
-    with ir.Location.unknown():
+    with ir.Location.unknown(), st.one_context():
         for name, step in GRAPH_PASSES.items():
             step(graph)
             see(name, module)

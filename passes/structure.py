@@ -13,6 +13,7 @@ from ..dialects import builders
 from ..dialects.mlir import ir
 
 Answer = TypeVar("Answer")
+Content = TypeVar("Content", ir.Attribute, ir.AffineMap)
 
 VIEWS = frozenset(
     ("tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice", "linalg.transpose", "tensor.cast")
@@ -24,7 +25,8 @@ ORDERED = "mlirc.ordered"
 
 
 class _Remembered(threading.local):
-    facts: dict[tuple[object, ir.Operation], Any] | None = None
+    facts: dict[object, dict[ir.Operation, Any]] | None = None
+    contents: dict[object, dict[Any, Any]] | None = None
 
 
 _remembered = _Remembered()
@@ -41,24 +43,53 @@ def unchanging() -> Iterator[None]:
         _remembered.facts = outer
 
 
+@contextmanager
+def one_context() -> Iterator[None]:
+    """Within, which is no longer than the current MLIR context lives, what attributes and maps say is remembered: they never change."""
+    outer, _remembered.contents = _remembered.contents, {}
+    try:
+        yield
+    finally:
+        _remembered.contents = outer
+
+
 def remembered(question: Callable[[ir.Operation], Answer]) -> Callable[[ir.Operation], Answer]:
     """A function of an op whose answers, which nobody changes, are kept while the IR is `unchanging`."""
 
     @functools.wraps(question)
     def ask(op: ir.Operation) -> Answer:
         facts = _remembered.facts
-        if facts is None:
-            return question(op)
-        key = (question, op)
-        if key not in facts:
-            facts[key] = question(op)
-        return facts[key]  # type: ignore[no-any-return]
+        return question(op) if facts is None else _answer(facts, question, op)
 
     return ask
 
 
+def content(question: Callable[[Content], Answer]) -> Callable[[Content], Answer]:
+    """A function of an attribute or a map whose answers, which nobody changes, are kept within `one_context`."""
+
+    @functools.wraps(question)
+    def ask(of: Content) -> Answer:
+        contents = _remembered.contents
+        return question(of) if contents is None else _answer(contents, question, of)
+
+    return ask
+
+
+def _answer(known: dict[object, dict[Any, Any]], question: Callable[[Any], Answer], of: object) -> Answer:
+    answers = known.get(question)
+    if answers is None:
+        answers = known[question] = {}
+    found = answers.get(of, answers)  # the dict itself where there is no answer, for None is one
+    if found is answers:
+        found = answers[of] = question(of)
+    return found  # type: ignore[no-any-return]
+
+
 def operation(x: object) -> ir.Operation:
-    return x.operation if hasattr(x, "operation") else x  # type: ignore[return-value, attr-defined]
+    try:
+        return x.operation  # type: ignore[attr-defined, no-any-return]
+    except AttributeError:
+        return x  # type: ignore[return-value]
 
 
 def owner(value: ir.Value) -> ir.Operation | None:
@@ -97,29 +128,34 @@ _KINDS = {
 }
 
 
-_ITERATOR_CACHE: dict[str, list[str]] = {}
-
-
-@remembered
 def iterators(op: ir.Operation) -> list[str]:
     """`parallel` or `reduction` for each loop of a linalg.generic."""
-    text = str(op.attributes["iterator_types"])
-    if text not in _ITERATOR_CACHE:
-        _ITERATOR_CACHE[text] = ["reduction" if "reduction" in t else "parallel" for t in text.split(",")] if "<" in text else []
-    return _ITERATOR_CACHE[text]
+    return _iterators(op.attributes["iterator_types"])
 
 
-@remembered
+@content
+def _iterators(types: ir.Attribute) -> list[str]:
+    return ["reduction" if "reduction" in str(t) else "parallel" for t in ir.ArrayAttr(types)]
+
+
 def maps(op: ir.Operation) -> list[ir.AffineMap]:
-    return [ir.AffineMapAttr(a).value for a in ir.ArrayAttr(op.attributes["indexing_maps"])]
+    """Of each operand of a linalg.generic, from its loops."""
+    return list(_maps(op.attributes["indexing_maps"]))
+
+
+@content
+def _maps(attribute: ir.Attribute) -> list[ir.AffineMap]:
+    return [ir.AffineMapAttr(a).value for a in ir.ArrayAttr(attribute)]
 
 
 def map_dims(m: ir.AffineMap) -> list[int | None]:
     """Loop number of each result of a map, None where the result is not a plain loop."""
-    out: list[int | None] = []
-    for e in m.results:
-        out.append(ir.AffineDimExpr(e).position if isinstance(e, ir.AffineDimExpr) else None)
-    return out
+    return list(_map_dims(m))
+
+
+@content
+def _map_dims(m: ir.AffineMap) -> list[int | None]:
+    return [ir.AffineDimExpr(e).position if isinstance(e, ir.AffineDimExpr) else None for e in m.results]
 
 
 def used_loops(m: ir.AffineMap) -> set[int]:
@@ -202,7 +238,7 @@ def captured(op: ir.Operation) -> list[ir.Value]:
                 for v in o.operands:
                     if v not in inside:
                         out[v] = None
-                for v in captured(o):
+                for v in captured(o) if len(o.regions) else ():
                     if v not in inside:
                         out[v] = None
                 inside.update(o.results)
