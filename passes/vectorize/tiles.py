@@ -360,7 +360,7 @@ class Tiles(Contraction):
             self.env[self.s.words] = Index(m.mul(word, self.each_step))  # type: ignore[index]
             load = (lambda row: self._copied_tile(row, word, block)) if self.copied < self.whole else (lambda row: self._row_tile(row, block))
             out = self._multiply_tiles(rows, load, block, values)
-            if self.s.fetch_ahead and len(rows) == 2:
+            if self.s.fetch_ahead:
                 self._fetch(word, m.sub(rows[0], block.begin), block, span)
             if pending is not None:
                 steps = m.floordiv(m.sub(span.end, span.begin), WORDS)

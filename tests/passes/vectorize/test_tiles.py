@@ -175,7 +175,20 @@ def test_tiles_are_configured_once_and_not_spilled() -> None:
     full = next(loop for loop in _loops(code) if loop.count("tdpbf16ps") == 4)
     body = full[: full.rindex("tdpbf16ps")]
     assert body.count("tileloaddt1") == 2 and body.count("tileloadd\t") == 2 and "tilestored" not in body
-    assert full.count("prefetch") == 12, "three register tiles share the 32 lines of a step, in six streams of two"
+    single = next(loop for loop in _loops(code) if loop.count("tdpbf16ps") == 2 and loop.count("tileloadd\t") == 2)
+    for loop in (full, single):
+        assert loop.count("prefetch") == 12, "three register tiles share the 32 lines of a step, in six streams of two"
+
+
+@pytest.mark.parametrize("rows", [2, 16, 31])
+@pytest.mark.parametrize(("columns", "fetched"), [(3072, True), (320, False)])
+def test_few_rows_fetch_panels_that_are_larger_than_the_second_level(rows: int, columns: int, fetched: bool) -> None:
+    """All lines of a step, in eight streams; a pair of tiles does so always, for it has work enough to hide them behind."""
+    text = LINEAR.replace("x96xbf16", "x768xbf16").replace("3x48x32x2", f"{columns // 32}x384x32x2").replace("80", str(columns)).replace("70x", f"{rows}x")
+    found = _asm(text)
+    assert "depth=None" in found["strategy"], "a panel of 48 KB is cut for several register tiles only"
+    loops = _loops("".join(code for name, code in found.items() if "tiles" in name))
+    assert {loop.count("prefetcht1") for loop in loops} == ({32} if fetched or rows > 16 else {0})
 
 
 @pytest.mark.parametrize("text", [LINEAR, deep(LINEAR), taps(LINEAR)], ids=["linear", "deep", "taps"])
