@@ -30,6 +30,7 @@ from .passes.chained import ChainFunction, is_chain
 from .passes.even_odd import even_odd
 from .passes.expand_math import expand_math
 from .passes.interleave import interleave
+from .passes.multiply_by_reciprocals import multiply_by_reciprocals
 from .passes.registry import NOTHING, UserCode, UserFile, files_key, line_in, load, read_files
 from .passes.results import LOOSE, lying
 from .passes.round_in_place import round_in_place
@@ -94,6 +95,8 @@ def compile_kernel(
         tabulate_expressions(vectors, target)
         tabulate(vectors, target)
         expand_math(vectors)
+        if "arith.divf" in text:  # what functions become divides by no broadcast number
+            multiply_by_reciprocals(vectors)
         round_in_place(vectors, target)
         even_odd(vectors, target.lanes(16))
         interleave(vectors)

@@ -121,7 +121,7 @@ def expand_math(module: ir.Module) -> None:
 
 def _expand(op: ir.Operation) -> None:
     with ir.InsertionPoint(op), op.location:
-        table = COARSE if op.name in COARSE and _ends_in_bf16(op) else EXPANSIONS
+        table = COARSE if op.name in COARSE and ends_in_bf16(op) else EXPANSIONS
         expanded = table[op.name](*(_at_least_f32(operand) for operand in op.operands))
         results = expanded if isinstance(expanded, tuple) else (expanded,)
         for old, new in zip(op.results, results, strict=True):
@@ -130,7 +130,7 @@ def _expand(op: ir.Operation) -> None:
     op.erase()
 
 
-def _ends_in_bf16(op: ir.Operation) -> bool:
+def ends_in_bf16(op: ir.Operation) -> bool:
     """Whether the result is f32 and every use of it becomes a bf16, after products and quotients at most."""
     if not isinstance(element_type(op.results[0].type), ir.F32Type):
         return False
@@ -139,7 +139,7 @@ def _ends_in_bf16(op: ir.Operation) -> bool:
         if user.name == "arith.truncf":
             if not isinstance(element_type(user.results[0].type), ir.BF16Type):
                 return False
-        elif user.name not in _KEEPS_RELATIVE_ERROR or not _ends_in_bf16(user):
+        elif user.name not in _KEEPS_RELATIVE_ERROR or not ends_in_bf16(user):
             return False
     return bool(users)
 
