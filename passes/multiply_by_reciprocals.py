@@ -21,7 +21,7 @@ import math
 import struct
 from dataclasses import dataclass
 
-from ..dialects.math_expansions.num import Num, constants_at_start_of, element_type, fma, select
+from ..dialects.math_expansions.num import Num, constants_at_start_of, fma, select
 from ..dialects.mlir import ir, vector
 from .expand_math import ends_in_bf16
 
@@ -38,7 +38,7 @@ def multiply_by_reciprocals(module: ir.Module) -> None:
             found: list[ir.Operation] = []
 
             def collect(op: ir.Operation) -> ir.WalkResult:
-                if op.name == "arith.divf" and _is_vector_of_f32(op.results[0]):
+                if op.name == "arith.divf" and _is_long(op.results[0]):
                     found.append(op)  # noqa: B023 - called at once
                 return ir.WalkResult.ADVANCE
 
@@ -50,8 +50,10 @@ def multiply_by_reciprocals(module: ir.Module) -> None:
                         _rewrite(op, divisors)
 
 
-def _is_vector_of_f32(value: ir.Value) -> bool:
-    return isinstance(value.type, ir.VectorType) and isinstance(element_type(value.type), ir.F32Type)
+def _is_long(value: ir.Value) -> bool:
+    """Whether it is a vector of eight f32 or more: four are divided in four cycles, and wait for nothing else."""
+    kind = value.type
+    return isinstance(kind, ir.VectorType) and isinstance(kind.element_type, ir.F32Type) and math.prod(kind.shape) >= 8
 
 
 @dataclass(frozen=True)

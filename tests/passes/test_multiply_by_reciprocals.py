@@ -46,6 +46,11 @@ def test_constants(number, left):
     assert ("arith.divf" in text) == left and text.count("math.fma") == (0 if left else 2)
 
 
+def test_short_vectors_stay():
+    body = "%w = vector.broadcast %c : f32 to vector<4xf32>\n%u = arith.constant dense<3.0> : vector<4xf32>\n%y = arith.divf %u, %w : vector<4xf32>"
+    assert "vector<4xf32>" in "".join(re.findall("arith.divf.*", rewritten(body, "vector<4xf32>")))
+
+
 @pytest.mark.parametrize("body", [f"%y = arith.divf %x, %z : {V}", f"%v = vector.broadcast %c : f32 to {V}\n%y = arith.divf %v, %x : {V}"])
 def test_divisors_that_differ_stay(body):
     assert f": {V}" in "".join(re.findall("arith.divf.*", rewritten(body)))
