@@ -145,6 +145,31 @@ def test_where_a_row_is_is_computed_once(target, lanes):
     assert body.count("arith.addf") == chosen.unroll and body.count("memref.prefetch") == chosen.unroll * lanes // 32
 
 
+def narrowed(width: int) -> str:
+    """The same, whose result is of bf16 as well."""
+    wide, rows = f"tensor<{ROWS}x{width}xf32>", f"tensor<{ROWS}x{width}xbf16>"
+    text = gathered(width).replace("%x: " + wide, "%b: " + rows)
+    before = generic("%x", [("%b", rows)], wide, body="%o = arith.extf %a0 : bf16 to f32")
+    after = generic("%y", [("%r", wide)], rows, body="%o = arith.truncf %a0 : f32 to bf16")
+    head, rest = text.split('%r = "mlirc.segments"', 1)
+    op, end = rest.split("\n", 1)
+    return f'{head}{before}%r = "mlirc.segments"{op}\n{after}{end.replace("%r", "%y").replace(wide, rows)}'.replace(f"-> ({wide}) attr", f"-> ({rows}) attr")
+
+
+@pytest.mark.parametrize("width, lanes", [(256, 32), (64, 32), (96, 32), (48, 16), (33, 16)])
+def test_rows_of_bf16_are_summed_as_their_even_and_odd_lanes(width, lanes):
+    chosen = strategy(narrowed(width), "x86-64-v4")
+    assert chosen.lanes == lanes and chosen.unroll * lanes <= 256
+    seen = stages(narrowed(width), "x86-64-v4")["asm"]
+    assert ("vpmovzxwd" in seen) == (lanes == 16)
+    assert strategy(gathered(width), "x86-64-v4").lanes == 16, "its sums are stored in f32"
+
+
+def test_registers_of_256_bits_have_half_of_the_lanes():
+    chosen = strategy(narrowed(256), "x86-64-v3")
+    assert (chosen.lanes, chosen.unroll) == (16, 4) and "vpmovzxwd" not in stages(narrowed(256), "x86-64-v3")["asm"]
+
+
 def test_buckets():
     """A result for each row that there is, in order within it; all or nothing."""
     import numpy as np
@@ -247,7 +272,7 @@ def test_layers_share_buckets():
 
 @buckets
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [64, 97])
+@pytest.mark.parametrize("width", [64, 96, 97, 320])
 def test_the_mean_of_neighbours_is_one_kernel(width, dtype):
     """Where sums start, the sums and what is made of them; others count."""
 
