@@ -46,7 +46,8 @@ def even_odd(module: ir.Module, lanes: int) -> None:
 
 
 def _lanes(value: ir.Value) -> int:
-    return value.type.shape[0] if isinstance(value.type, ir.VectorType) and value.type.rank == 1 else 0
+    kind = value.type
+    return kind.shape[0] if isinstance(kind, ir.VectorType) and kind.rank == 1 else 0
 
 
 def _is(value: ir.Value, kind: type) -> bool:
