@@ -8,9 +8,10 @@
 
 Division is the slowest instruction of the vector units: 16 floats take an Intel core 16 cycles, the three products 1.5. With the remainder
 exact, the quotient is the nearest one (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990,
-theorem 8.1); where it is denormal, or what is left is (of what is below 2**-100), it may be the other neighbour. Where the quotient is infinite or NaN, the correction
-makes no number of it, and of a negative zero a positive one. A divisor so small that its reciprocal would be infinite, and what it divides,
-are scaled first. Where only a rounded bf16 remains (`expand_math.ends_in_bf16`), the first product is near enough.
+theorem 8.1); where it is denormal, or the remainder is (of what is below 2**-100), it may be the other neighbour. Where the quotient is
+infinite or NaN, the correction makes no number of it, and of a negative zero a positive one. A divisor so small that its reciprocal would
+be infinite, and what it divides, are scaled first. Where only a rounded bf16 remains (`expand_math.ends_in_bf16`), the first product is
+near enough.
 
 Runs after `expand_math`, on f32.
 """
