@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,9 +25,13 @@ ORDERED = "mlirc.ordered"
 """Of a call: an op that draws random numbers, or one of the user's, which may print or count. These run in the graph's order."""
 
 
+Answers = defaultdict[object, dict[Any, Any]]
+"""By question, and what it is asked of."""
+
+
 class _Remembered(threading.local):
-    facts: dict[object, dict[ir.Operation, Any]] | None = None
-    contents: dict[object, dict[Any, Any]] | None = None
+    facts: Answers | None = None
+    contents: Answers | None = None
 
 
 _remembered = _Remembered()
@@ -36,7 +41,7 @@ _remembered = _Remembered()
 def unchanging() -> Iterator[None]:
     """Within, what is asked of an op is remembered, for MLIR is slow to answer. Until then no op may change, nor go: a new one may
     get its address, and with it what is remembered about it."""
-    outer, _remembered.facts = _remembered.facts, {}
+    outer, _remembered.facts = _remembered.facts, defaultdict(dict)
     try:
         yield
     finally:
@@ -46,7 +51,7 @@ def unchanging() -> Iterator[None]:
 @contextmanager
 def one_context() -> Iterator[None]:
     """Within, which is no longer than the current MLIR context lives, what attributes and maps say is remembered: they never change."""
-    outer, _remembered.contents = _remembered.contents, {}
+    outer, _remembered.contents = _remembered.contents, defaultdict(dict)
     try:
         yield
     finally:
@@ -75,14 +80,14 @@ def content(question: Callable[[Content], Answer]) -> Callable[[Content], Answer
     return ask
 
 
-def _answer(known: dict[object, dict[Any, Any]], question: Callable[[Any], Answer], of: object) -> Answer:
-    answers = known.get(question)
-    if answers is None:
-        answers = known[question] = {}
-    found = answers.get(of, answers)  # the dict itself where there is no answer, for None is one
-    if found is answers:
-        found = answers[of] = question(of)
-    return found  # type: ignore[no-any-return]
+def _answer(known: Answers, question: Callable[[Any], Answer], of: object) -> Answer:
+    answers = known[question]
+    try:
+        return answers[of]  # type: ignore[no-any-return]
+    except KeyError:  # the hash of an op is dear, and so is looking twice
+        pass
+    answers[of] = found = question(of)
+    return found
 
 
 def operation(x: object) -> ir.Operation:
@@ -130,7 +135,7 @@ _KINDS = {
 
 def iterators(op: ir.Operation) -> list[str]:
     """`parallel` or `reduction` for each loop of a linalg.generic."""
-    return _iterators(op.attributes["iterator_types"])
+    return list(_iterators(op.attributes["iterator_types"]))
 
 
 @content
