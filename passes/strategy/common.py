@@ -26,6 +26,15 @@ def lanes(kernel: KernelFunction, target: Target) -> int:
     return max(target.vector_bits // (64 if wide else 32), 4)
 
 
+OF_HALVES = " of bf16, computed as the even lanes and the odd ones"
+"""Of vectors that are full of 16-bit numbers, which are widened to two of f32 (see `even_odd`)."""
+
+
+def fills_halves(size: object, lanes: int) -> bool:
+    """Whether such vectors, of twice so many lanes, do along a class: not where half of the last one would be past the end, and that is much."""
+    return not isinstance(size, int) or size > 4 * lanes or -(-size // lanes) % 2 == 0
+
+
 def has_functions(kernel: KernelFunction) -> bool:
     """Whether an element takes a chain of tens of instructions somewhere."""
     return any(op.name == "linalg.generic" and is_function(op) for op in kernel.domain.loops)

@@ -139,7 +139,7 @@ def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionSt
     rows, columns = size if size <= 16 else 32, min(_columns(kernel, r, target, s.lanes), 2)
     width, row = columns * s.lanes, tiles.row_length(kernel)
     s.why["rows"], s.why["tiles"] = f"tile registers have 16 rows; {size} rows", f"words of {st.word(kernel.domain.anchor)} elements, the reduction in whole rows of {row}"
-    depth, s.why["depth"] = tiles.depth(kernel.domain.sizes[s.words], width * 64 // row, row, size <= 32, target.caches)  # type: ignore[index, arg-type]
+    depth, s.why["depth"] = tiles.depth(kernel.domain.sizes[s.words], width * 64 // row, row, size <= rows, target.caches)  # type: ignore[index, arg-type]
     first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)
     first = first and (bool(r.outer) if joined is None else joined.rows > 32)
     around = tiles.row_blocks(kernel, r, rows, first, joined, None if contiguous_rows(kernel, r) else depth, target.caches, s.why)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
-from .common import grain, has_functions, why_grain, why_lanes
+from .common import OF_HALVES, fills_halves, grain, has_functions, why_grain, why_lanes
 from .keep import kept
 from .split import split
 from .stage import staged, staged_along
@@ -194,10 +194,7 @@ def _half_width(w: Walk, lane: int, along: int | None) -> str:
         return ""
     if not any(o.name == "arith.extf" for o in inside) or any("f64" in str(t) for t in computed):
         return ""
-    n, size = w.lanes, w.sizes[lane]
-    # Not where half of the last vector would be past the end, and that is much.
-    wide = not isinstance(size, int) or size > 4 * n or -(-size // n) % 2 == 0
-    return " of bf16, computed as the even lanes and the odd ones" if wide else ""
+    return OF_HALVES if fills_halves(w.sizes[lane], w.lanes) else ""
 
 
 MOST_ROWS = 32
