@@ -1,17 +1,17 @@
 """A vector that is divided by one number for all of its lanes is multiplied by the reciprocal, and the quotient corrected.
 
-    %v = broadcast %c                           %r = 1 / %c, once
+    %v = broadcast %c                           %r = 1 / %c, for all that it divides
     %y = divf %x, %v                ->          %q = %x * %r
                                                 %e = fma(-%q, %c, %x), what is left
                                                 %f = fma(%e, %r, %q)
                                                 %y = %f is neither 0 nor NaN ? %f : %q
 
-Division is the slowest instruction of the vector units: 16 floats take an Intel core 16 cycles, the three products 1.5. With the remainder
-exact, the quotient is the nearest one (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990,
-theorem 8.1); where it is denormal, or the remainder is (of what is below 2**-100), it may be the other neighbour. Where the quotient is
-infinite or NaN, the correction makes no number of it, and of a negative zero a positive one. A divisor so small that its reciprocal would
-be infinite, and what it divides, are scaled first. Where only a rounded bf16 remains (`expand_math.ends_in_bf16`), the first product is
-near enough.
+Division is the slowest instruction of the vector units, on an Emerald Rapids as long as 20 products (`benchmarks.limits`). With the
+remainder exact, the quotient is the nearest one (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
+1990); where it is denormal, or the remainder is (of what is below 2**-100), it may be the other neighbour. Where the quotient is infinite
+or NaN, the correction makes no number of it, and of a negative zero a positive one. A divisor so small that its reciprocal would be
+infinite, and what it divides, are scaled first. Where only a rounded bf16 remains (`expand_math.ends_in_bf16`), the first product is near
+enough.
 
 Runs after `expand_math`, on f32.
 """
