@@ -4,9 +4,10 @@
     %c = collapse_shape %p : tensor<16x16x32xf32>          ->      %b = generic %p + %bias : tensor<8x2x8x2x32xf32>
     %b = generic %c + %bias : tensor<16x16x32xf32>                 %c = collapse_shape %b : tensor<16x16x32xf32>
 
-That is what a transposed convolution makes whose kernels do not overlap. Loops that merge would keep its bias and activation
-out of its kernel; so would those of a product whose transposed result is merged (`turn_products`). An op is rewritten where its
-other operands are merged in the same way or have no merged dim.
+That is what a transposed convolution makes whose kernels do not overlap, and one with groups, of their channels. Loops that merge would
+keep its bias and activation out of its kernel; so would those of a product whose transposed result is merged (`turn_products`). An op is
+rewritten where its other operands are merged in the same way, have no merged dim, or have nothing else: the scales of a norm, which are
+split by a view.
 """
 
 from __future__ import annotations
@@ -53,16 +54,18 @@ def _product_behind(value: ir.Value) -> bool:
 
 
 def _fits(op: ir.Operation, merge: ir.Operation, layouts: Layouts) -> bool:
-    """Whether every operand is merged in the same way and read as it lies, or has none of the merged dims."""
+    """Whether every operand is merged in the same way and read as it lies, or has none of the merged dims, or one alone."""
     maps = [st.map_dims(m) for m in st.maps(op)]
     straight = list(range(len(st.iterators(op))))
     groups = st.reassociation(merge)
-    if maps[-1] != straight or len(groups) != len(straight) or any(None in m for m in maps):
+    constants = all(isinstance(e, (ir.AffineDimExpr, ir.AffineConstantExpr)) for m in st.maps(op) for e in m.results)
+    if maps[-1] != straight or len(groups) != len(straight) or not constants:
         return False
     for v, m in zip(st.inputs(op), maps):
         if m == straight and _merged_alike(v, merge, layouts):
             continue
-        if any(len(groups[d]) > 1 for d in m):  # type: ignore[index]
+        loops = [d for d in m if d is not None]
+        if any(len(groups[d]) > 1 for d in loops) and (len(loops) > 1 or loops == straight):
             return False
     return True
 
@@ -83,12 +86,12 @@ def _merged_alike(value: ir.Value, merge: ir.Operation, layouts: Layouts) -> boo
 def _rewrite(op: ir.Operation, merge: ir.Operation, layouts: Layouts) -> None:
     source, groups = merge.operands[0], st.reassociation(merge)
     rank = sum(len(g) for g in groups)
-    maps = [
-        ir.AffineMap.get(rank, 0, [ir.AffineDimExpr.get(d) for k in st.map_dims(m) for d in groups[k]])  # type: ignore[index]
-        for m in st.maps(op)
-    ]
-    inputs = [st.owner(v).operands[0] if _merged_alike(v, merge, layouts) else v for v in st.inputs(op)]  # type: ignore[union-attr]
+    maps = [ir.AffineMap.get(rank, 0, [x for e in m.results for x in _split(e, groups)]) for m in st.maps(op)]
     with ir.InsertionPoint(op), op.location:
+        inputs = [
+            st.owner(v).operands[0] if _merged_alike(v, merge, layouts) else _split_vector(v, m, merge, layouts)  # type: ignore[union-attr]
+            for v, m in zip(st.inputs(op), st.maps(op))
+        ]
         init = builders.empty(layouts.values(source), builders.element_type(op.results[0]))
         new = linalg.GenericOp(
             [init.type],
@@ -101,3 +104,19 @@ def _rewrite(op: ir.Operation, merge: ir.Operation, layouts: Layouts) -> None:
         result = tensor.CollapseShapeOp(op.results[0].type, new.results[0], groups).result
     op.results[0].replace_all_uses_with(result)
     op.erase()
+
+
+def _split(e: ir.AffineExpr, groups: list[list[int]]) -> list[ir.AffineExpr]:
+    return [ir.AffineDimExpr.get(d) for d in groups[e.position]] if isinstance(e, ir.AffineDimExpr) else [e]
+
+
+def _split_vector(value: ir.Value, m: ir.AffineMap, merge: ir.Operation, layouts: Layouts) -> ir.Value:
+    """A view of an operand that has none but one of the merged dims, with that split; the operand itself where it has none."""
+    groups, wide = st.reassociation(merge), layouts.values(merge.operands[0])
+    mine, sizes = layouts.values(value), []
+    parts: list[list[int]] = []
+    for e, n in zip(m.results, mine):
+        split = [wide[d] for d in groups[e.position]] if isinstance(e, ir.AffineDimExpr) else [n]
+        parts.append(list(range(len(sizes), len(sizes) + len(split))))
+        sizes += split if len(split) > 1 else [n]
+    return value if len(sizes) == len(mine) else builders.expand(value, parts, sizes)

@@ -55,6 +55,27 @@ def test_broadcasts_over_the_merged_dims_are_kept():
     )
 
 
+def test_scales_of_the_merged_dims_are_split():
+    three, two, scale = "tensor<4x2x4xf32>", "tensor<4x8xf32>", "tensor<8x1xf32>"
+    multiply = "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32"
+    kinds = [("%x", "tensor<4x2x16xf32>"), ("%y", "tensor<2x16x4xf32>")]
+    body = generic("%p", kinds, three, ["i, g, l", "g, l, k", "i, g, k"], multiply, "pppr", "igkl", "0.0", "convolution")
+    body += f"%c = tensor.collapse_shape %p [[0], [1, 2]] : {three} into {two}\n"
+    body += generic("%a", [("%c", two), ("%v", scale)], two, ["i, j", "j, 0", "i, j"], "%o = arith.mulf %a0, %a1 : f32")
+    check(
+        function([*kinds, ("%v", scale)], body, [("%a", two)]),
+        raise_collapses,
+        """
+        CHECK: #[[SCALE:.*]] = affine_map<(d0, d1, d2) -> (d1, d2, 0)>
+        CHECK: %[[P:.*]] = linalg.generic
+        CHECK: %[[V:.*]] = tensor.expand_shape %arg2 {{.*}}0, 1], [2{{.*}} output_shape [2, 4, 1]
+        CHECK: %[[A:.*]] = linalg.generic {indexing_maps = [#{{.*}}, #[[SCALE]], #{{.*}}], {{.*}}ins(%[[P]], %[[V]] : tensor<4x2x4xf32>, tensor<2x4x1xf32>)
+        CHECK: tensor.collapse_shape %[[A]]
+        """,
+        clean=True,
+    )
+
+
 @pytest.mark.parametrize("case", ["other merged operand", "no product"])
 def test_what_stays(case):
     if case == "no product":
