@@ -28,7 +28,7 @@ from . import structure as st
 from .copies import pad_behind, reordered
 from .layouts import Layouts, row_major
 from .pack import PackShape
-from .strategy.convolutions import fills, merges_taps
+from .strategy.convolutions import fills, in_short_rows, merges_taps
 from .vectorize.access import affine_form
 
 PASS_NAME = "mlirc-fill-tiles"
@@ -60,8 +60,10 @@ def fill_tiles(function: ir.Operation, shape: PackShape) -> None:
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if st.kind(op) != "convolution" or shape.word(op) == 1:
             continue
-        depth = shape.word(op) * shape.row
-        if (window := _window(op, depth, layouts)) is not None and window.channels % depth:
+        word = shape.word(op)
+        depth = word * shape.row
+        window = _window(op, depth, layouts)
+        if window is not None and window.channels % depth and not in_short_rows(window.grouped, window.channels, word, depth):
             with ir.InsertionPoint(op), op.location:
                 if _together(op, window, depth, layouts):
                     _merge_taps(op, window, depth, layouts)

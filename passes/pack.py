@@ -22,6 +22,7 @@ from . import structure as st
 from .constants import find_constants, maker
 from .copies import pad_behind, reordered
 from .layouts import Layouts
+from .strategy.convolutions import in_short_rows
 from .weights import weights_of
 
 PASS_NAME = "mlirc-pack"
@@ -266,6 +267,8 @@ def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts,
     reduced.sort(key=lambda d: (loops[d] == k, loops[d]))  # type: ignore[arg-type, return-value]
     order = [*batch, at, *reduced]
     word = 1 if k is None else st.word(op)
+    if k is not None and st.kind(op) == "convolution" and in_short_rows(bool(batch), layouts.shapes.of(v)[order[-1]], word, word * row):  # type: ignore[arg-type]
+        row = 1
     key = (v, at, tuple(order), block, word)
     if key not in packed:
         with ir.InsertionPoint(op), op.location:

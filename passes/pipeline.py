@@ -106,7 +106,7 @@ def _turn_products(graph: Graph) -> None:
 
 def _turn_convolutions(graph: Graph) -> None:
     if turn_convolutions(graph.function, pack_shape(graph.target)):
-        _cleaned(fold_transposes)(graph)
+        _cleaned(fold_transposes, raise_collapses, fold_transposes)(graph)
 
 
 def _outline(graph: Graph) -> None:

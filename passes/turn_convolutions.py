@@ -46,8 +46,8 @@ def turn_convolutions(function: ir.Operation, shape: PackShape) -> bool:
 class _Loops:
     """Of a convolution."""
 
-    column: int
-    """The loop over the output channels."""
+    columns: list[int]
+    """The loops over the output channels: those over groups, if there are any, and in a group."""
     at: int
     """The dim of the image that has the channels."""
     copied: bool
@@ -56,10 +56,11 @@ class _Loops:
 
 
 def _loops(op: ir.Operation, layouts: Layouts) -> _Loops | None:
-    """Of a convolution without groups whose lanes run along the lines of an image; None for others."""
+    """Of a convolution whose lanes run along the lines of an image, with groups only if that is channels-last; None for others."""
     image, weight, out = st.maps(op)
     stored, read, used, iterators = st.map_dims(out), st.map_dims(image), st.map_dims(weight), st.iterators(op)
-    columns = [d for d in used if d is not None and iterators[d] == "parallel"]
+    groups = [d for d in used if d is not None and iterators[d] == "parallel" and d in read]
+    columns = [d for d in used if d is not None and iterators[d] == "parallel" and d not in groups]
     channels = [at for at, d in enumerate(read) if d is not None and iterators[d] == "reduction" and d in used]
     in_windows = {d for e, d in zip(image.results, read) if d is None for d in st.loops_in(e)}
     if None in stored or len(columns) != 1 or len(channels) != 1 or stored[-1] not in in_windows or columns[0] == stored[-1]:
@@ -68,8 +69,10 @@ def _loops(op: ir.Operation, layouts: Layouts) -> _Loops | None:
     if not all(isinstance(n, int) for n in sizes.values()):
         return None
     outputs, inputs = sizes.pop(columns[0]), sizes.pop(read[channels[0]])
+    taps = math.prod(n for d, n in sizes.items() if d not in groups)  # type: ignore[misc]
     copied = layouts.of(op.operands[0]).strides[channels[0]] != 1
-    return _Loops(columns[0], channels[0], copied, turns(math.prod(sizes.values()), outputs, inputs, copied))  # type: ignore[arg-type]
+    pays = not (groups and copied) and turns(taps, outputs, inputs, copied, bool(groups))  # type: ignore[arg-type]
+    return _Loops([*groups, *columns], channels[0], copied, pays)
 
 
 def _channels_last(value: ir.Value, order: list[int], layouts: Layouts) -> ir.Value:
@@ -88,7 +91,7 @@ def _turn(op: ir.Operation, loops: _Loops, layouts: Layouts) -> None:
     """Store the results of a convolution with the output channels last, and transpose them back."""
     image, weight, out = st.maps(op)
     stored = st.map_dims(out)
-    order = [at for at, d in enumerate(stored) if d != loops.column] + [stored.index(loops.column)]
+    order = [at for at, d in enumerate(stored) if d not in loops.columns] + [stored.index(d) for d in loops.columns]
     with ir.InsertionPoint(op), op.location:
         sizes = layouts.values(op.results[0])
         init = st.owner(op.operands[2])

@@ -242,7 +242,7 @@ def _impossible_depth(kernel: KernelFunction, model: ContractionStrategy, s: Con
     width = s.columns * s.lanes
     if s.tiles:
         length = known(kernel.domain.sizes[s.words])  # type: ignore[index]
-        row = tiles.row_length(kernel)
+        row = tiles.row_length(kernel, r)
         if s.depth % row or not row <= s.depth < length:  # type: ignore[operator]
             return f"valid: multiples of {row} below {length}, or none"
         return ""
@@ -288,7 +288,7 @@ def _impossible_copy(kernel: KernelFunction, s: ContractionStrategy) -> str:
     if not s.tiles or s.lanes_first or len(reductions) > 1:
         return "rows_copied=true is impossible for this kernel; valid: false (only products on tiles with the lanes innermost read copies, and others with depth)"
     length = product(reductions, kernel.domain.sizes) if s.chunk is None else s.chunk
-    size = tiles.copy_bytes(s.rows * s.row_tiles, 64 // tiles.row_length(kernel) * length)
+    size = tiles.copy_bytes(s.rows * s.row_tiles, tiles.element_bytes(kernel) * length)
     if size > tiles.COPY_BYTES:
         return f"rows and row_tiles make a copy of {size >> 10} KB; valid: up to {tiles.COPY_BYTES >> 10} KB"
     return ""

@@ -39,6 +39,8 @@ class ContractionStrategy:
     """The reduction class that is walked in words of 32 bits: two bf16 (`vdpbf16ps`) or i16 (`vpmaddwd`), four bytes (`vpdpbusd`)."""
     tiles: bool = False
     """Whether the product runs on AMX tiles."""
+    groups: int | None = None
+    """On AMX, the class of the groups of a convolution, of which some have their columns side by side in a lane block."""
     lines: int | None = None
     """On AMX, the class of the lines of an image over whose ends the rows run on, from one line into the next: so they are many, however
     short lines are. The places between the lines have sums as well, which are not stored."""
@@ -137,18 +139,21 @@ def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionSt
     joined = tiles.joined(kernel, r, s.words)  # type: ignore[arg-type]
     size = known(kernel.domain.sizes[r.row]) if joined is None else joined.rows  # type: ignore[index]
     rows, columns = size if size <= 16 else 32, min(_columns(kernel, r, target, s.lanes), 2)
-    width, row = columns * s.lanes, tiles.row_length(kernel)
+    groups = None if contiguous_rows(kernel, r) else tiles.groups(kernel, r)
+    if groups is not None:
+        columns, s.why["groups"] = 2, f"{32 // known(kernel.domain.sizes[r.lane])} of them side by side fill the vectors of the epilogue"  # type: ignore[index]
+    width, row = columns * s.lanes, tiles.row_length(kernel, r)
     s.why["rows"], s.why["tiles"] = f"tile registers have 16 rows; {size} rows", f"words of {st.word(kernel.domain.anchor)} elements, the reduction in whole rows of {row}"
-    depth, s.why["depth"] = tiles.depth(kernel.domain.sizes[s.words], width * 64 // row, row, size <= rows, target.caches)  # type: ignore[index, arg-type]
+    depth, s.why["depth"] = tiles.depth(kernel.domain.sizes[s.words], width * tiles.element_bytes(kernel), row, size <= rows, target.caches)  # type: ignore[index, arg-type]
     first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)
-    first = first and (bool(r.outer) if joined is None else joined.rows > 32)
+    first = first and groups is None and (bool(r.outer) if joined is None else joined.rows > 32)
     around = tiles.row_blocks(kernel, r, rows, first, joined, None if contiguous_rows(kernel, r) else depth, target.caches, s.why)
     streams = tiles.streams(tiles.fetched_lines(width, around.row_tiles)) if around.fetch_ahead else 1
     s.why["streams"] = "of lines side by side, ahead of each of which the CPU's own prefetcher runs" if streams > 1 else "nothing is fetched, or a line at a time"
     if joined is not None:
         s = replace(s, lines=joined.lines, pitch=joined.pitch)
         s.why["lines"] = f"{joined.rows} rows instead of so many lines of {kernel.domain.sizes[r.row]}"  # type: ignore[index]
-    return replace(s, tiles=True, rows=rows, columns=columns, depth=depth, lanes_first=first, streams=streams, **asdict(around))
+    return replace(s, tiles=True, groups=groups, rows=rows, columns=columns, depth=depth, lanes_first=first, streams=streams, **asdict(around))
 
 
 def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy:

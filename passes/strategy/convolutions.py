@@ -21,7 +21,7 @@ def fills(columns: int, grouped: bool, taps: int, channels: int, depth: int) -> 
     Without groups, cycles for 16 positions are compared: a step of a tile takes 16, of vectors, which are mostly empty as well, 8 for each of k.
     """
     if grouped:
-        return columns >= SIDE // 2
+        return columns >= SIDE // 4
     blocks = -(-columns // SIDE)
     return blocks * taps * SIDE * -(-channels // depth) + _filling(channels, depth) < blocks * taps * SIDE // 2 * channels
 
@@ -29,6 +29,14 @@ def fills(columns: int, grouped: bool, taps: int, channels: int, depth: int) -> 
 def _filling(channels: int, depth: int) -> float:
     """Cycles that the copy of 16 positions takes whose channels are filled up to whole rows of a tile, of `depth` elements; 0 for whole ones."""
     return 0 if channels % depth == 0 else SIDE * 64 * -(-channels // depth) / BYTES_PER_CYCLE
+
+
+def in_short_rows(grouped: bool, channels: int, word: int, depth: int) -> bool:
+    """Whether the rows of a tile have the channels of a group and no more, because they are whole words but too few for `depth` elements.
+
+    A step of a tile takes as long as one of whole rows, but nothing has to be copied to fill these up.
+    """
+    return grouped and channels < depth and channels % word == 0
 
 
 def merges_taps(taps: int, others: int, channels: int, columns: int, depth: int) -> bool:
@@ -62,12 +70,14 @@ def gathers_windows(positions: int, columns: int, word: int) -> bool:
     return word > 1 or positions <= FEW_POSITIONS * columns
 
 
-def turns(taps: int, columns: int, channels: int, planes: bool, depth: int = 2 * SIDE) -> bool:
+def turns(taps: int, columns: int, channels: int, planes: bool, grouped: bool = False, depth: int = 2 * SIDE) -> bool:
     """Whether tiles that have few columns are still faster than vectors of f32 along the lines of an image, which is one of planes or not.
 
     Cycles for 16 positions: a step of a tile takes 16, of vectors half of one, and an image in the other order is transposed first (64
     channels, 64 x 64: 187 us, of which as many are counted as it takes to load the elements one by one).
     """
     transposed = SIDE * channels
+    if grouped:  # as many channels come out, in rows that are not filled up
+        return not planes and taps * SIDE < taps * columns * channels / 2 + 2 * transposed
     tiles = taps * SIDE * -(-channels // depth) + (transposed if planes else _filling(channels, depth))
     return tiles < taps * columns * channels / 2 + (0 if planes else transposed)

@@ -30,7 +30,7 @@ def possible(kernel: KernelFunction, r: Roles, words: int | None, lanes: int, ta
     if not {"bf16": target.has_amx_bf16, "i8": target.has_amx_int8}.get(str(builders.element_type(d.anchor.operands[0]))):  # type: ignore[union-attr]
         return False
     length = d.sizes[words]
-    return isinstance(length, int) and (length % row_length(kernel) == 0 or (len(r.reductions) == 1 and _padded(kernel, r)))
+    return isinstance(length, int) and (length % row_length(kernel, r) == 0 or (len(r.reductions) == 1 and _padded(kernel, r)))
 
 
 def _padded(kernel: KernelFunction, r: Roles) -> bool:
@@ -38,14 +38,38 @@ def _padded(kernel: KernelFunction, r: Roles) -> bool:
     op = kernel.domain.anchor
     assert op is not None
     words, length = st.shape(op.operands[0 if r.swapped else 1])[-3], kernel.domain.sizes[r.reductions[0]]
-    row = row_length(kernel)
+    row = row_length(kernel, r)
     return isinstance(length, int) and st.word(op) * words >= -(-length // row) * row
 
 
-def row_length(kernel: KernelFunction) -> int:
-    """Elements of k in a row of a tile, 64 bytes."""
-    assert kernel.domain.anchor is not None
-    return 16 * st.word(kernel.domain.anchor)
+def row_length(kernel: KernelFunction, r: Roles) -> int:
+    """Elements of k in a row of a tile: 64 bytes, or what is packed where that is less, the few channels of a group."""
+    op = kernel.domain.anchor
+    assert op is not None
+    return min(16, st.shape(op.operands[0 if r.swapped else 1])[-3]) * st.word(op)
+
+
+def element_bytes(kernel: KernelFunction) -> int:
+    """Of both operands."""
+    return 4 // st.word(kernel.domain.anchor)  # type: ignore[arg-type]
+
+
+def groups(kernel: KernelFunction, r: Roles) -> int | None:
+    """The class of the groups of a convolution with few columns each, where these lie side by side in all that the epilogue reads and stores."""
+    d = kernel.domain
+    both = set.intersection(*({d.loops[d.anchor][loop] for loop in st.used_loops(m)} for m in st.maps(d.anchor)[:2]))  # type: ignore[arg-type, index]
+    found = [c for c in r.outer if c in both]
+    columns = d.sizes[r.lane]  # type: ignore[index]
+    others = [op for op in d.loops if op != d.anchor]
+    if len(found) != 1 or kernel.padded or columns not in FEW_COLUMNS or any(st.kind(op) != "elementwise" or st.uses_index(op) for op in others):
+        return None
+    count = d.sizes[found[0]]
+    apart = [a for a in kernel.accesses.items if (a.store or a.op != d.anchor) and a.steps.get(found[0], 0) != columns * (a.steps.get(r.lane, 0) or 0)]  # type: ignore[operator, arg-type]
+    return found[0] if isinstance(count, int) and count % (32 // columns) == 0 and not apart else None  # type: ignore[operator]
+
+
+FEW_COLUMNS = (4, 8, 16)
+"""Of a group: some groups have as many together as two tiles."""
 
 
 def overlaps(kernel: KernelFunction, r: Roles, rows: int, words: int, turned: bool) -> str:
@@ -55,7 +79,7 @@ def overlaps(kernel: KernelFunction, r: Roles, rows: int, words: int, turned: bo
         return "results are transposed in blocks"
     if rows != 32:
         return "only pairs of tiles, one below the other, take turns"
-    if any(not isinstance(n, int) or n == 0 for n in sizes.values()) or sizes[words] < row_length(kernel):  # type: ignore[operator]
+    if any(not isinstance(n, int) or n == 0 for n in sizes.values()) or sizes[words] < row_length(kernel, r):  # type: ignore[operator]
         return "the number of steps is not known, or there are none"
     return ""
 
@@ -78,7 +102,7 @@ residual of 197 x 768 is there anyway, and to fetch it costs 3%, as that of 1024
 def reads_ahead(kernel: KernelFunction, r: Roles, caches: Caches) -> str:
     """Why the epilogue had better fetch what it reads of rows for the next lane block; empty if not."""
     reads, d = reads_of_rows(kernel, r), kernel.domain
-    steps = product(r.reductions, d.sizes) // row_length(kernel)
+    steps = product(r.reductions, d.sizes) // row_length(kernel, r)
     nbytes = sum(product([c for c in a.steps if a.steps[c]], d.sizes) * builders.element_type(a.value).width // 8 for a in reads)
     if reads and steps <= FEW_STEPS:
         return f"a line of each row, which no prefetcher sees coming, behind {steps} steps"
@@ -169,7 +193,7 @@ def row_blocks(
 ) -> RowBlocks:
     """Choose for register tiles of `rows` rows, and blocks of the reduction of `depth` elements."""
     d = kernel.domain
-    each = 64 // row_length(kernel)
+    each = element_bytes(kernel)
     row_bytes = each * (product(r.reductions, d.sizes) if joined is None else joined.channels)
     most = max(blocks.resident(caches) // (rows * row_bytes), 1)
     size = d.sizes[r.row] if joined is None else joined.rows  # type: ignore[index]
@@ -208,7 +232,7 @@ def _stays(kernel: KernelFunction, r: Roles, rows: int, caches: Caches) -> bool:
     """Whether the packed operand as a whole stays in the first-level cache, and there are no steps to share an epilogue out to: rows
     are stored from end to end then, one after the other (128 instead of 158 us for 2048 x 13 x 512)."""
     d = kernel.domain
-    steps = -(-product(r.reductions, d.sizes) // row_length(kernel))
+    steps = -(-product(r.reductions, d.sizes) // row_length(kernel, r))
     panels = -(-known(d.sizes[r.lane]) // 32)  # type: ignore[index]
     return rows == 32 and steps == 1 and panels * 32 * 64 <= blocks.tile_panel_bytes(caches)
 

@@ -16,6 +16,7 @@ from .contraction import vectorize_contraction
 from .deep import vectorize_deep
 from .deep_tiles import vectorize_deep_tiles
 from .dot import vectorize_dot
+from .grouped_tiles import vectorize_grouped_tiles
 from .joined_tiles import vectorize_joined_tiles
 from .kernel import KernelFunction
 from .loops import vectorize_loops
@@ -43,6 +44,8 @@ def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mod
                 build = vectorize_turned
             elif strategy.chunk is not None:
                 build = vectorize_deep_tiles
+            elif strategy.groups is not None:
+                build = vectorize_grouped_tiles
             elif strategy.lines is not None:
                 build = vectorize_joined_tiles
             elif strategy.tiles:

@@ -31,7 +31,7 @@ from .lanes import Number
 from .memory import Memory
 from .nest import Values, loop
 from .tile_blocks import Block, Span
-from .tiles import WORDS, Tiles
+from .tiles import Tiles
 
 
 def vectorize_deep_tiles(kernel: KernelFunction, strategy: ContractionStrategy, symbol: str) -> ir.Module:
@@ -53,7 +53,7 @@ class DeepTiles(Groups, Tiles):
 
     def _steps_of_copy(self) -> int:
         assert self.s.chunk is not None and self.s.depth is not None
-        return max(self.s.chunk // self.each_step, self.whole - self._last_begin()) // WORDS + bool(self.rest)
+        return max(self.s.chunk // self.each_step, self.whole - self._last_begin()) // self.row_words + bool(self.rest)
 
     def _rows_of_scratch(self) -> int:
         return self._rows_of_copy() * self.s.group

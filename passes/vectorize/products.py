@@ -269,9 +269,12 @@ class Products:
 
     def _operand_at(self, n: int, row: Index, lane: Index) -> tuple[Memory, Index]:
         """Where an operand is at this row and lane."""
+        self._set(row, lane)
+        return self._operand_here(n)
+
+    def _operand_here(self, n: int) -> tuple[Memory, Index]:
         op = self.op
         assert op is not None
-        self._set(row, lane)
         place = self.e.memory[op.operands[n]]
         return place, self.e.offset(place, tuple(self._address(x, self._loops(op)) for x in st.maps(op)[n].results))
 

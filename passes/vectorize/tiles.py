@@ -35,7 +35,7 @@ from .. import structure as st
 from ..round_in_place import FLUSHED
 from ..strategy import ContractionStrategy
 from ..strategy.common import LINE
-from ..strategy.tiles import fetched_lines, reads_of_rows
+from ..strategy.tiles import fetched_lines, reads_of_rows, row_length
 from . import entry, words
 from .access import Access
 from .borders import borders
@@ -49,8 +49,6 @@ from .words import load_once, tile
 
 SIDE = 16
 """Rows, and f32 columns, of a tile register."""
-WORDS = 16
-"""Of k in a tile row, which is as long as a line of the cache."""
 MOST_HELD = 4
 """Vectors of a row that wait in registers for all rows of a block, each in two of 32: those of a norm, and a bias."""
 RING = 4 * SIDE
@@ -68,6 +66,8 @@ class Tiles(Contraction):
 
     height = SIDE
     """Rows of a tile."""
+    side = SIDE
+    """Columns of a tile of sums."""
 
     def __init__(self, kernel: KernelFunction, strategy: ContractionStrategy) -> None:
         super().__init__(kernel, strategy)
@@ -75,9 +75,10 @@ class Tiles(Contraction):
         """Lanes of the block that is being built."""
         depth = kernel.domain.sizes[strategy.words]  # type: ignore[index]
         assert isinstance(depth, int)
-        self.row_length = WORDS * self.each_step
+        self.row_length = row_length(kernel, self.r)
         """Elements of k in a tile row."""
-        self.whole, self.rest = depth // self.row_length * WORDS, depth % self.row_length
+        self.row_words = self.row_length // self.each_step
+        self.whole, self.rest = depth // self.row_length * self.row_words, depth % self.row_length
         """Pairs of k in whole tiles, and what is left, in elements."""
         self.copied = 0 if strategy.rows_copied else self.whole
         """The word from which on the rows of a block are read from a copy."""
@@ -136,7 +137,7 @@ class Tiles(Contraction):
 
     def _steps_of_copy(self) -> int:
         """Of k, which the memory for a copy has room for."""
-        return (self.whole - self.copied) // WORDS + bool(self.rest)
+        return (self.whole - self.copied) // self.row_words + bool(self.rest)
 
     def _rows_of_scratch(self) -> int:
         """Where k is not cut, sums are kept until the epilogue of the next 32 rows only."""
@@ -196,7 +197,7 @@ class Tiles(Contraction):
                 vector.store(part, self.copy.buffer, [self._copy_of(r, lo, word)])
                 return []
 
-            loop(e, begin, end, WORDS, [], lambda word, _: copy(word, rest=False))
+            loop(e, begin, end, self.row_words, [], lambda word, _: copy(word, rest=False))
             if self.rest and end == self.whole:
                 copy(self.whole, rest=True)
             return []
@@ -206,7 +207,7 @@ class Tiles(Contraction):
     def _copy_of(self, row: Number, lo: Number, word: Number) -> ir.Value:
         """Where the copy of a row is, of a block that begins with row `lo`."""
         m, rows = self.e.math, self._rows_of_copy()
-        step = m.floordiv(m.sub(word, self.copy_begin), WORDS)
+        step = m.floordiv(m.sub(word, self.copy_begin), self.row_words)
         return m.value(m.mul(m.add(m.mul(step, rows), m.add(m.sub(row, lo), self.height)), self.row_length))
 
     def _tail(self, first: Number, left: Number, row_block: Number) -> None:
@@ -363,12 +364,12 @@ class Tiles(Contraction):
             if self.s.fetch_ahead:
                 self._fetch(word, m.sub(rows[0], block.begin), block, span)
             if pending is not None:
-                steps = m.floordiv(m.sub(span.end, span.begin), WORDS)
-                self._some_of(pending, m.add(m.mul(done, steps), m.floordiv(m.sub(word, span.begin), WORDS)), self._steps(span), block)
+                steps = m.floordiv(m.sub(span.end, span.begin), self.row_words)
+                self._some_of(pending, m.add(m.mul(done, steps), m.floordiv(m.sub(word, span.begin), self.row_words)), self._steps(span), block)
             m.leave()
             return out
 
-        return loop(e, span.begin, span.end, WORDS, acc, step)
+        return loop(e, span.begin, span.end, self.row_words, acc, step)
 
     def _row_tile(self, row: Number, block: Block) -> ir.Value:
         """Of the rows from `row` on, at this k."""
@@ -388,7 +389,7 @@ class Tiles(Contraction):
         """Of the packed operand at this k: the `j`-th of the block's tiles."""
         m = self.e.math
         place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(m.add(block.first, j * SIDE)))
-        return x86.amx_tile_load(tile(WORDS, self.each_step * SIDE, str(place.element)), place.buffer, [m.value(at.base)], stride=m.value(place.strides[-3]))
+        return x86.amx_tile_load(tile(self.row_words, self.each_step * self.side, str(place.element)), place.buffer, [m.value(at.base)], stride=m.value(place.strides[-3]))
 
     def _multiply_tiles(self, rows: list[Number], load: Callable[[Number], ir.Value], block: Block, acc: Values) -> Values:
         """Each tile is loaded right before the first product that needs it: the unit starts with two of four."""
@@ -407,7 +408,7 @@ class Tiles(Contraction):
     def _steps(self, span: Span) -> int:
         """Of k in tiles, those of all iterations of the outer reductions."""
         sizes = [self._size(self.e, c) for c in self.r.reductions if c != self.s.words]
-        return math.prod(sizes) * (span.end - span.begin) // WORDS  # type: ignore[arg-type, operator, return-value]
+        return math.prod(sizes) * (span.end - span.begin) // self.row_words  # type: ignore[arg-type, operator, return-value]
 
     def _some_of(self, pending: Pending, step: Number, steps: int, block: Block) -> None:
         """The epilogue of the rows that a step has of those that are pending."""
@@ -426,8 +427,8 @@ class Tiles(Contraction):
         m, each = self.e.math, -(-fetched_lines(self.width, self.s.row_tiles) // self.s.streams)
         panel, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(block.first))
         behind = self._ahead(span, word, panel)
-        steps = m.floordiv(m.sub(span.end, span.begin), WORDS)
-        step = m.add(m.mul(m.floordiv(place, 2 * SIDE), steps), m.floordiv(m.sub(word, span.begin), WORDS))
+        steps = m.floordiv(m.sub(span.end, span.begin), self.row_words)
+        step = m.add(m.mul(m.floordiv(place, 2 * SIDE), steps), m.floordiv(m.sub(word, span.begin), self.row_words))
         start = m.add(m.add(at.base, behind), m.mul(step, each * self.row_length))
         for stream in range(self.s.streams):
             first = m.add(start, m.mul(steps, stream * self.s.row_tiles * each * self.row_length))

@@ -51,19 +51,28 @@ def test_channels_are_padded_where_that_is_no_more_work_or_taps_do_not_touch(cha
     """)  # fmt: skip
 
 
-def test_channels_of_groups_are_padded():
-    x, w, y = "tensor<1x20x20x4x8xbf16>", "tensor<3x3x4x8x16xbf16>", "tensor<1x18x18x4x16xf32>"
+def grouped(channels: int) -> str:
+    x, w, y = f"tensor<1x20x20x4x{channels}xbf16>", f"tensor<3x3x4x{channels}x16xbf16>", "tensor<1x18x18x4x16xf32>"
     maps = ["n, h + i, w + j, g, c", "i, j, g, c, o", "n, h, w, g, o"]
     op = generic("%y", [("%x", x), ("%w", w)], y, maps, PRODUCT, "ppppprrr", ["n", "h", "w", "g", "o", "i", "j", "c"], "0.0", "convolution")
-    check(function([("%x", x), ("%w", w)], op, [("%y", y)]), run, """
-        CHECK: %[[X:.*]] = tensor.pad %arg0 low[0, 0, 0, 0, 0] high[0, 0, 0, 0, 24]
-        CHECK: %[[W:.*]] = tensor.pad %arg1 low[0, 0, 0, 0, 0] high[0, 0, 0, 24, 0]
-        CHECK: linalg.generic {{.*}}ins(%[[X]], %[[W]] : tensor<1x20x20x4x32xbf16>, tensor<3x3x4x32x16xbf16>)
+    return function([("%x", x), ("%w", w)], op, [("%y", y)])
+
+
+@pytest.mark.parametrize("channels", [7, 40])
+def test_channels_of_groups_are_padded(channels):
+    """Where they are no whole words, or more than a row of a tile has."""
+    whole = -(-channels // 32) * 32
+    check(grouped(channels), run, f"""
+        CHECK: %[[X:.*]] = tensor.pad %arg0 low[0, 0, 0, 0, 0] high[0, 0, 0, 0, {whole - channels}]
+        CHECK: %[[W:.*]] = tensor.pad %arg1 low[0, 0, 0, 0, 0] high[0, 0, 0, {whole - channels}, 0]
+        CHECK: linalg.generic {{{{.*}}}}ins(%[[X]], %[[W]] : tensor<1x20x20x4x{whole}xbf16>, tensor<3x3x4x{whole}x16xbf16>)
     """)  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "text", [convolution(64, 3), convolution(3, 3, columns=8), convolution(24, 1), convolution(24, 3, kind="f32")], ids=["whole", "few columns", "one tap", "f32"]
+    "text",
+    [convolution(64, 3), convolution(3, 3, columns=8), convolution(24, 1), convolution(24, 3, kind="f32"), grouped(8)],
+    ids=["whole", "few columns", "one tap", "f32", "rows of a group"],
 )
 def test_others_stay_as_they_are(text):
     check(text, run, "CHECK-NOT: tensor.pad\nCHECK-NOT: collapse_shape\nCHECK: mlirc.kind = \"convolution\"")

@@ -112,7 +112,7 @@ def test_linear_layers(rows: torch.dtype, zero: int, columns: torch.dtype, targe
             _integer(layer, scale, target=target)
 
 
-@pytest.mark.parametrize("channels, out, kernel, stride, padding, groups", [(16, 32, 3, 1, 1, 1), (5, 33, 3, 2, 1, 1), (3, 16, 7, 2, 3, 1), (32, 64, 1, 1, 0, 1), (16, 32, 3, 1, 1, 2), (8, 8, 3, 1, 1, 8)])
+@pytest.mark.parametrize("channels, out, kernel, stride, padding, groups", [(16, 32, 3, 1, 1, 1), (5, 33, 3, 2, 1, 1), (3, 16, 7, 2, 3, 1), (32, 64, 1, 1, 0, 1), (16, 32, 3, 1, 1, 2), (64, 64, 3, 1, 1, 8), (8, 8, 3, 1, 1, 8)])
 def test_convolutions(channels: int, out: int, kernel: int, stride: int, padding: int, groups: int) -> None:
     """Padding is the zero point; a depthwise one is computed in f32."""
     x, w, scale = quantised((2, channels, 15, 17), torch.uint8), quantised((out, channels // groups, kernel, kernel), torch.int8), torch.rand(out) * 0.01

@@ -63,6 +63,24 @@ def test_padding_makes_that_copy():
     """, clean=True)  # fmt: skip
 
 
+def of_groups(channels: int, channels_last: bool = True) -> str:
+    """8 of `channels` each, 3 x 3."""
+    planes, last = f"tensor<1x8x{channels}x20x20xbf16>", f"tensor<1x20x20x8x{channels}xbf16>"
+    x, w, y = last if channels_last else planes, f"tensor<3x3x8x{channels}x4xbf16>", "tensor<1x8x4x18x18xf32>"
+    maps = ["n, h + i, w + j, g, c" if channels_last else "n, g, c, h + i, w + j", "i, j, g, c, o", "n, g, o, h, w"]
+    op = generic("%y", [("%x", x), ("%w", w)], y, maps, PRODUCT, "ppppprrr", ["n", "g", "o", "h", "w", "c", "i", "j"], "0.0", "convolution")
+    return function([("%x", x), ("%w", w)], op, [("%y", y)])
+
+
+def test_groups_of_few_channels_are_turned_where_these_lie_last():
+    check(of_groups(4), run, """
+        CHECK: #[[OUT:.*]] = affine_map<(d0, d1, d2, d3, d4, d5, d6, d7) -> (d0, d3, d4, d1, d2)>
+        CHECK: %[[Y:.*]] = linalg.generic {indexing_maps = [#{{.*}}, #{{.*}}, #[[OUT]]], {{.*}}outs(%{{.*}} : tensor<1x18x18x8x4xf32>)
+        CHECK: linalg.transpose ins(%[[Y]] {{.*}}permutation = [0, 3, 4, 1, 2]
+    """, clean=True)  # fmt: skip
+    check(of_groups(4, channels_last=False), run, "CHECK-NOT: linalg.transpose\nCHECK: mlirc.kind = \"convolution\"")
+
+
 @pytest.mark.parametrize(
     "text", [narrow(channels_last=False), narrow(kind="f32"), narrow(channels=3)], ids=["planes, few taps", "f32", "few channels"]
 )

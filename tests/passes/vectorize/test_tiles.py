@@ -86,6 +86,42 @@ def test_lines_of_an_image_are_joined_where_that_takes_fewer_tiles(width: int, p
     assert s.rows == (14 if width == 14 and not joined else 32)
 
 
+def grouped(channels: int, columns: int, groups: int, bias: str | None = None) -> str:
+    """3 x 3 of [16][16][groups][channels], 14 positions to a line, to as many groups of columns, perhaps and something else of these sizes."""
+    x, w = f"tensor<16x16x{groups}x{channels}xbf16>", f"tensor<{groups}x1x3x3x{channels // 2}x32x2xbf16>"
+    y = f"tensor<14x14x{groups}x{columns}xf32>"
+    maps = ["h + i, w + j, g, c", "g, o floordiv 32, i, j, c floordiv 2, o mod 32, c mod 2", "h, w, g, o"]
+    body = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\n%m = arith.mulf %u, %v : f32\n%o = arith.addf %a2, %m : f32"
+    op = generic("%y", [("%x", x), ("%w", w)], y, maps, body, "pppprrr", ["h", "w", "g", "o", "i", "j", "c"], "0.0", "convolution")
+    op = op.replace('mlirc.kind = "convolution"', 'mlirc.kind = "convolution", mlirc.words = 6 : i32')
+    strides, arguments = [[14 * groups * columns, groups * columns, columns, 1]], [("%x", x), ("%w", w)]
+    if bias is None:
+        return kernel(arguments, op, [("%y", y)], strides)
+    op += generic("%b", [("%y", y), ("%z", bias)], y, ["h, w, g, o", "o, g", "h, w, g, o"], "%o = arith.addf %a0, %a1 : f32", "pppp", ["h", "w", "g", "o"])
+    return kernel([*arguments, ("%z", bias)], op, [("%b", y)], strides)
+
+
+@pytest.mark.parametrize(("channels", "columns", "groups", "bias", "together"), [
+    (8, 8, 32, None, True), (4, 4, 8, None, True), (2, 16, 4, None, True), (32, 8, 4, None, True),
+    (8, 8, 6, None, False), (32, 32, 4, None, False), (8, 8, 32, "tensor<8x32xf32>", False),
+], ids=lambda x: str(x))  # fmt: skip
+def test_groups_of_few_columns_share_an_epilogue(channels: int, columns: int, groups: int, bias: str | None, together: bool) -> None:
+    """If some of them have 32 columns, and all that is read and stored has them side by side."""
+    text = grouped(channels, columns, groups, bias)
+    s = strategy(text, "sapphirerapids")
+    assert isinstance(s, ContractionStrategy) and s.tiles and s.lines is not None
+    assert (s.groups is not None) == together and s.columns == (1 if not together and columns < 32 else 2)
+
+
+def test_tiles_of_a_group_have_its_channels_and_columns() -> None:
+    """Two of sums, which nothing is spilled of; of the weights, as many rows as there are pairs of channels."""
+    code = _asm(grouped(8, 8, 32))["k_tiles16"]
+    assert code.count("ldtilecfg") == code.count("tilerelease") == 1
+    (loop,) = _loops(code)
+    assert (loop.count("tdpbf16ps"), loop.count("tileloadd")) == (2, 3)
+    assert code.count("tilestored") == 2, "tiles are spilled"
+
+
 def test_lines_that_are_joined_have_pairs_of_tiles() -> None:
     joined, alone = (_asm(image(14, 16), adjustment=a) for a in (MODEL, Adjustment((("lines", None), ("rows", 14), ("row_tiles", 1)), pinned=True)))
     assert max(loop.count("tdpbf16ps") for loop in _loops(joined["k_tiles16"])) == 4
@@ -314,6 +350,15 @@ def _layers(*convolutions: torch.nn.Module) -> torch.nn.Module:
     return torch.nn.Sequential(convolutions[0], torch.nn.ReLU(), convolutions[1], torch.nn.Hardtanh())
 
 
+def _grouped(channels: int, groups: int, size: int) -> torch.nn.Module:
+    """A convolution with groups between two without, and norms, which see all channels."""
+    n = torch.nn
+    norm = n.BatchNorm2d(channels)
+    torch.nn.init.normal_(norm.running_mean)
+    grouped = n.Conv2d(channels, channels, (3, size), padding=(1, size // 2), groups=groups)
+    return n.Sequential(n.Conv2d(channels, channels, 1), n.ReLU(), grouped, norm, n.ReLU(), n.Conv2d(channels, 32, 1)).eval()
+
+
 MODELS = [
     (torch.nn.Linear(64, 80), (38, 64)),
     (torch.nn.Sequential(torch.nn.Linear(32, 16), torch.nn.GELU()), (3, 7, 32)),
@@ -330,6 +375,9 @@ MODELS = [
     (torch.nn.Sequential(torch.nn.Conv1d(32, 40, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv1d(40, 16, 1)), (1, 32, 3)),  # without tiles, three vectors
     (torch.nn.Conv2d(36, 40, 1), (2, 36, 5, 7)),  # positions merged
     (torch.nn.Conv2d(32, 24, 3, padding=1), (2, 32, 3, 7)),  # of several taps
+    (_grouped(32, 8, 3), (2, 32, 9, 14)),  # rows with the 4 channels of a group, several groups in a lane block, positions of all lines
+    (_grouped(64, 8, 1), (1, 64, 7, 35)),  # of 8; lines of their own
+    (_grouped(48, 3, 5), (1, 48, 3, 40)),  # of 16, an odd number of them, each alone
     (torch.nn.Conv2d(4, 6, 3, padding=1), (2, 4, 13, 19)),  # lines joined, here without anything between them, and results along the rows
     (torch.nn.Conv2d(32, 70, 3, padding=1), (2, 32, 19, 17)),  # several blocks of rows
     (_layers(torch.nn.Conv2d(32, 40, 3, padding=1), torch.nn.Conv2d(40, 16, 3)), (2, 32, 9, 20)),  # results along the columns
@@ -412,6 +460,19 @@ def test_rows_that_are_not_contiguous_are_copied(amx, view: Callable[[torch.Tens
     model = torch.nn.Linear(view(x).shape[-1], 48).bfloat16()
     _check(model, x, torch.compile(lambda x: model(view(x)), backend="mlirc"), view)
     assert sum(amx) > 0, "no kernel used tiles"
+
+
+@pytest.mark.parametrize("channels", [32, 64])
+def test_groups_do_not_see_one_another(amx, channels: int) -> None:  # noqa: ANN001
+    """Infinity times zero is NaN: a group is multiplied by weights of its own only."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(channels, channels, 3, padding=1, groups=8), torch.nn.ReLU()).bfloat16()
+    x = torch.randn(1, channels, 9, 20, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    x[:, : channels // 8] = float("inf")
+    with torch.no_grad():
+        got, want = torch.compile(model, backend="mlirc")(x), model(x)
+    assert sum(amx) > 0, "no kernel used tiles"
+    assert not got[:, channels // 8 :].isnan().any()
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
 needs_amx = pytest.mark.skipif(not Target.host().has_amx_bf16, reason="the CPU lacks AMX")
