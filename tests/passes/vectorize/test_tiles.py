@@ -397,7 +397,12 @@ def _check(
     torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize(("model", "shape"), MODELS)
+def _emulated(cases: list) -> list:  # type: ignore[type-arg]
+    """Those that are run on emulated tiles: some, to see that these are right, where the machine has its own, on which all run."""
+    return cases[::4] if Target.host().has_amx_bf16 else cases
+
+
+@pytest.mark.parametrize(("model", "shape"), _emulated(MODELS))
 def test_emulated_tiles_give_the_right_numbers(amx, model: torch.nn.Module, shape: tuple[int, ...]) -> None:  # noqa: ANN001
     torch.manual_seed(0)
     model = copy.deepcopy(model).bfloat16()
@@ -432,7 +437,7 @@ def _check_pin(pin: str, rows: int) -> None:
     _check(model, torch.randn(rows, 100, dtype=torch.bfloat16), torch.compile(model, backend="mlirc", options={"pin": f"*: {pin}", "strict": True}))
 
 
-@pytest.mark.parametrize(("pin", "rows"), PINS)
+@pytest.mark.parametrize(("pin", "rows"), _emulated(PINS))
 def test_pinned_tiles_give_the_same_numbers(amx, pin: str, rows: int) -> None:  # noqa: ANN001
     _check_pin(pin, rows)
     assert sum(amx) > 0, "no kernel used tiles"

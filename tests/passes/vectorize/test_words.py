@@ -161,7 +161,7 @@ def test_pinned_tiles_of_bytes_give_the_same_sums(amx, pin: str) -> None:  # noq
 
 @pytest.mark.parametrize(
     "channels, out, kernel, groups, shape",
-    [(64, 40, 3, 1, (2, 9, 11)), (3, 40, 5, 1, (2, 4, 37)), (40, 33, 3, 1, (1, 3, 19)), (32, 24, 3, 2, (1, 2, 20)), (32, 24, 3, 1, (2, 3, 7))],
+    [(64, 40, 3, 1, (2, 9, 11)), (3, 40, 5, 1, (2, 4, 37)), (40, 33, 3, 1, (1, 3, 19)), (32, 24, 3, 2, (1, 2, 20)), (32, 24, 3, 1, (2, 3, 7)), (64, 64, 3, 8, (1, 9, 14))],
 )
 def test_emulated_tiles_convolve_bytes(amx, channels: int, out: int, kernel: int, groups: int, shape: tuple[int, int, int]) -> None:  # noqa: ANN001, F811
     """Channels and taps filled up, positions merged, and padding that is the zero point."""
