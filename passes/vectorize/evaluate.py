@@ -44,12 +44,18 @@ class Evaluator:
         self.mask: ir.Value | None = None
         self.tile: Tile | None = None
         self._fetching = False
+        self.in_front = False
+        """Whether values are computed in front of the loops in which they are the same: nothing that is stored there is read again."""
 
     # Values
 
     def value(self, t: ir.Value, point: Point) -> ir.Value:
         """The element of tensor `t` at `point`: a scalar if the point is uniform in all lanes, else a vector."""
-        return self.math.once(("value", t, point, self.mask), lambda: self._value(t, point))
+        key, build = ("value", t, point, self.mask), lambda: self._value(t, point)
+        if not self.in_front or self._fetching or self.tile is not None or t in self.known:
+            return self.math.once(key, build)
+        made_of = [self.mask, *(v for i in point for v in (i.base, i.stride, i.vector))]
+        return self.math.once_outside([v for v in made_of if isinstance(v, ir.Value)], key, build)
 
     def prefetch(self, t: ir.Value, points: Sequence[Point]) -> None:
         """Ask for the memory that `value` at these points will load along the lanes. What it loads for all of them (where a row is) is

@@ -44,14 +44,19 @@ class Arithmetic:
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
         self._scopes: list[dict[Hashable, Any]] = [{}]
+        self._loops: list[ir.Operation | bool] = [False]
+        """Of each scope, the loop whose body it is, if that is known to run; else whether what is in it may as well be in front of it."""
         self._sums: dict[ir.Value, tuple[ir.Value, int]] = {}
         self._multiples: dict[Number, tuple[Number, int]] = {}
 
-    def enter(self) -> None:
+    def enter(self, loop: ir.Operation | bool = False) -> None:
+        """Begin a scope: the body of a loop that is known to run, or, with True, a part of the scope around it."""
         self._scopes.append({})
+        self._loops.append(loop)
 
     def leave(self) -> None:
         self._scopes.pop()
+        self._loops.pop()
 
     def once(self, key: Hashable, build: Callable[[], Any]) -> Any:
         """The value remembered under `key` in this scope or an outer one, built if there is none."""
@@ -60,6 +65,25 @@ class Arithmetic:
                 return scope[key]
         value = build()
         self._scopes[-1][key] = value
+        return value
+
+    def once_outside(self, made_of: Sequence[ir.Value], key: Hashable, build: Callable[[], Any]) -> Any:
+        """As `once`, for what is computed from these values alone: in front of as many of the loops around it as have none of them."""
+        front = None
+        for at in range(len(self._scopes) - 1, 0, -1):
+            loop = self._loops[at]
+            if loop is False or loop is not True and any(_inside(v, loop) for v in made_of):
+                break
+            if loop is not True:
+                front = at
+        if front is None:
+            return self.once(key, build)
+        inner, loops = self._scopes[front:], self._loops[front:]
+        del self._scopes[front:], self._loops[front:]
+        with ir.InsertionPoint(loops[0]):
+            value = self.once(key, build)
+        self._scopes += inner
+        self._loops += loops
         return value
 
     # Numbers
@@ -232,3 +256,14 @@ class Arithmetic:
         if isinstance(e, ir.AffineModExpr):
             return rest
         raise NotImplementedError(f"affine expression {e}")
+
+
+def _inside(v: ir.Value, loop: ir.Operation) -> bool:
+    """Whether a value is made in a loop."""
+    owner = v.owner
+    block = owner if isinstance(owner, ir.Block) else owner.operation.block
+    while (op := block.owner.operation) != loop:
+        if op.parent is None or op.name == "func.func":
+            return False
+        block = op.block
+    return True

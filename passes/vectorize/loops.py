@@ -6,7 +6,8 @@
       phase 2: for inner: out = buffer / sum  # everything else that is stored
 
 Where the lane class is one of `inner`, accumulators are vectors that are combined at the end of the phase; where it is
-one of `rows`, a lane is a row of its own. Values that several phases need and that are dear to compute are kept in a
+one of `rows`, a lane is a row of its own. What is the same in all iterations of a loop is computed in front of it: LLVM, which does not
+know where results are stored, would load it anew after each of them. Values that several phases need and that are dear to compute are kept in a
 buffer of one row, or read back from the output if they are stored anyway.
 """
 
@@ -77,6 +78,7 @@ class Loops:
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
+        e.in_front = True
         self.out = self.k.bind(e, slots)
         self._plan()
         self.kept = KeptRows(self.s, self.d, [v for values in self.keep for v in values], self.env)
@@ -194,7 +196,8 @@ class Loops:
     def _row(self) -> None:
         """Phase after phase of the row that the indices are at."""
         e = self.e
-        e.math.enter()
+        # What phases and stages leave behind is there in this scope only.
+        e.math.enter(not self.phases and self.stage is None)
         e.known = self.stage.known() if self.stage else {}
         for phase in self.phases:
             self._publish(phase, self._phase(phase))
@@ -343,7 +346,7 @@ class Loops:
     def _element(self, phase: Phase, carried: Values) -> Values:
         """One vector: all reductions and stores of a phase."""
         e = self.e
-        e.math.enter()
+        e.math.enter(True)
         out = []
         for op, accs in by_reduction(phase.reductions, carried):
             (combined,) = e.body(op, self._loops(op), [accs[0]])

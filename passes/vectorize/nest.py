@@ -30,7 +30,8 @@ def loop(
     op = scf.ForOp(m.value(begin), m.value(end), m.value(step), list(carried))
     if interleave:
         op.operation.attributes[INTERLEAVE] = ir.UnitAttr.get()
-    e.math.enter()
+    runs = isinstance(begin, int) and isinstance(end, int)
+    e.math.enter(op.operation if runs else False)
     with ir.InsertionPoint(op.body):
         out = body(op.induction_variable, list(op.inner_iter_args))
         scf.YieldOp(out)

@@ -329,3 +329,33 @@ def test_long_sums_of_columns(kinds, shape, axes, target):
     x, r = np.full(shape, 0.1, np.float32), padded(np.zeros(out, np.float32))
     assert built(text, target)(x, r) == 0 and untouched(r)
     np.testing.assert_allclose(r, 0.5 + x.sum(axes, dtype=np.float64), rtol=1e-5)
+
+
+def scaled(n: int, m: int) -> str:
+    """Rows that are divided by a number of their own, and then by their sum; the columns multiplied by one of theirs."""
+    t, row, column = f"tensor<{n}x{m}xf32>", f"tensor<{n}xf32>", f"tensor<{m}xf32>"
+    body = generic("%d", [("%x", t), ("%c", row)], t, ["i, j", "i", "i, j"], "arith.divf")
+    body += generic("%s", [("%d", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
+    body += generic("%e", [("%d", t), ("%s", row)], t, ["i, j", "i", "i, j"], "arith.divf")
+    body += generic("%r", [("%e", t), ("%v", column)], t, ["i, j", "j", "i, j"], "arith.mulf")
+    return kernel([("%x", t), ("%c", row), ("%v", column)], body, [("%r", t)], [[m, 1]])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("n,m", SIZES)
+def test_rows_with_numbers_of_their_own(n, m, target):
+    x, c, v = arrays((n, m), (n,), (m,))
+    y = padded(np.zeros((n, m), np.float32))
+    assert built(scaled(n, m), target)(np.abs(x), np.abs(c) + 1, v, y) == 0
+    e = np.abs(x) / (np.abs(c) + 1)[:, None]
+    np.testing.assert_allclose(y, e / e.sum(1, keepdims=True) * v, rtol=1e-5)
+    assert untouched(y)
+
+
+def test_what_is_the_same_along_a_row_is_computed_in_front_of_it():
+    """Once for all vectors, though what these store may lie anywhere, for all that LLVM knows."""
+    t, row = "tensor<8x768xf32>", "tensor<8xf32>"
+    body = generic("%d", [("%x", t), ("%c", row)], t, ["i, j", "i", "i, j"], "arith.divf")
+    vectors = stages(kernel([("%x", t), ("%c", row)], body, [("%d", t)], [[768, 1]]))["vector"]
+    rows, vector = vectors[: vectors.index("return")].split("scf.for")[1:]
+    assert (rows.count("memref.load"), vector.count("memref.load"), vector.count("vector.load")) == (1, 0, 4)
