@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "lines", "depth", "group", "chunk", "near", "lanes_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "streams", "steps", "rows_copied", "rows_once", "overlapped", "reads_ahead", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "lines", "depth", "group", "chunk", "near", "lanes_first", "groups_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "streams", "steps", "rows_copied", "rows_once", "overlapped", "reads_ahead", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "in_turns", "stores_together", "grain")
-_FLAGS = ("lanes_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "reads_ahead", "in_turns", "stores_together")
+_FLAGS = ("lanes_first", "groups_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "reads_ahead", "in_turns", "stores_together")
 _OR_NONE = ("lines", "depth", "chunk", "near")
 _STACK = 1024 << 10
 """Bytes of sums between blocks of the reduction: they are on the stack of a thread."""

@@ -172,7 +172,7 @@ def _batches(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], pa
             plain = s.dot is None and s.shared is None and not s.turned and s.chunk is None and (s.depth is None or s.tiles)
             if not plain or s.row is None or len(k.domain.siblings) > 1:
                 return "a product walks in another way"
-            s = replace(s, lanes_first=False)
+            s = replace(s, lanes_first=False, groups_first=False)
         elif not isinstance(s, LoopStrategy) or s.kind not in ("loops", "rows") or s.split is not None or s.staged is not None or not s.parallel:
             return "a kernel is no plain loop"
         chosen.append(s)

@@ -60,6 +60,8 @@ class ContractionStrategy:
     lanes_first: bool = False
     """Whether the blocks of lanes are the outermost loop, so that a panel of the packed operand serves the whole image before the
     next one is loaded; else the outer classes are, and all panels serve one of their rows."""
+    groups_first: bool = False
+    """Whether the outer classes that the packed operand has, too, are the outermost loops."""
     short_rows: tuple[int, ...] = (1,)
     """Heights of the register tiles, falling, for what whole ones leave of a number of rows that is a symbol."""
     looped_epilogue: bool = False
@@ -115,6 +117,8 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
         or _on_tiles(kernel, r, target, strategy)
         or _in_registers(kernel, r, target, strategy)
     )
+    first, why["groups_first"] = traffic.groups_first(kernel, r, target.caches)
+    strategy = replace(strategy, groups_first=first)
     return _with_addresses(kernel, _with_grain(kernel, r, _with_epilogue(kernel, r, target, strategy)))
 
 

@@ -13,7 +13,7 @@ from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
 from . import blocks
-from .common import known, product
+from .common import LINE, known, product
 from .tiles import FEW_PANELS, SUM_BYTES
 
 if TYPE_CHECKING:
@@ -51,6 +51,28 @@ def lanes_first(kernel: KernelFunction, r: Roles, width: int, caches: Caches) ->
     )
 
 
+def groups_first(kernel: KernelFunction, r: Roles, caches: Caches) -> tuple[bool, str]:
+    """Whether the groups of a convolution had better be the outermost loop: its panels are read once then, and the image as often as there
+    are groups that have their channels in the same lines of a cache. 3x3 in f32, 32 groups: 64 channels each of 14 x 14 take 3.2 instead of
+    4.8 ms, 128 of 7 x 7 3.4 instead of 5.5; 32 of 28 x 28, with 1.1 MB of panels and a cache of 2 MB, 3.6 instead of 3.3."""
+    op = kernel.domain.anchor
+    assert op is not None
+    panels, image = (op.operands[i] for i in ((1, 0) if not r.swapped else (0, 1)))
+    theirs = panel_classes(kernel, r)
+    groups, others = [c for c in r.outer if c in theirs], [c for c in r.outer if c not in theirs]
+    if st.kind(op) != "convolution" or not groups or not others:
+        return False, "there are no groups, or nothing else outside of a product"
+    channels = known(kernel.shapes.of(image)[-1]) * builders.element_type(image).width // 8
+    again = max(LINE // channels, 1)
+    stays = caches.second * 3 // 4
+    moved = [_bytes(v, kernel) if _bytes(v, kernel) > stays else 0 for v in (panels, image)]
+    rounds = product(others, kernel.domain.sizes)
+    return again * moved[1] < rounds * moved[0], (
+        f"{again * moved[1] >> 10} KB of the image come from beyond the second-level cache then, else {rounds * moved[0] >> 10} KB of the panels, "
+        f"{rounds} times; what takes up to {stays >> 10} KB stays there"
+    )
+
+
 SHORT_ROW = 2048
 """Bytes of a row up to which it is read for every block of lanes while what is turned is stored from end to end: weight gradients of 3x3, 512
 to 512 channels, of 64 positions take 0.71 instead of 1.09 ms in bf16, 1.49 instead of 1.71 in f32, of 784 positions 7.4 instead of 7.6, and in
@@ -67,8 +89,14 @@ def outer_only(kernel: KernelFunction, r: Roles) -> bool:
     """Whether the panels are the same for all outer rows, so that either can be the outermost loop."""
     op = kernel.domain.anchor
     assert op is not None
-    classes = {kernel.domain.loops[op][d] for d in st.used_loops(st.maps(op)[1 if not r.swapped else 0])}
-    return r.lane is not None and not classes & set(r.outer)
+    return r.lane is not None and not panel_classes(kernel, r) & set(r.outer)
+
+
+def panel_classes(kernel: KernelFunction, r: Roles) -> set[int | None]:
+    """Those that the packed operand of a product has."""
+    op = kernel.domain.anchor
+    assert op is not None
+    return {kernel.domain.loops[op][d] for d in st.used_loops(st.maps(op)[1 if not r.swapped else 0])}
 
 
 def _row_bytes(kernel: KernelFunction, r: Roles) -> int:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, math, memref, vector
 from .. import structure as st
 from ..strategy import ContractionStrategy
 from ..strategy.common import LINE
+from ..strategy.traffic import panel_classes
 from . import long_sums, words
 from .evaluate import Evaluator
 from .kernel import KernelFunction
@@ -45,6 +47,8 @@ class Products:
         self.k = kernel
         self.s = strategy
         self.r = roles(kernel)
+        if strategy.groups_first:
+            self.r = replace(self.r, outer=sorted(self.r.outer, key=lambda c: c not in panel_classes(kernel, self.r)))
         self.op = kernel.domain.anchor
         self.count: Number | None = None
         """How many rows of a tile there are, where that is known at run time only: at least one."""

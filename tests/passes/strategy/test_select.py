@@ -206,6 +206,23 @@ def test_panels_that_do_not_stay_in_the_cache_serve_the_whole_image(size, channe
     assert isinstance(s, ContractionStrategy) and s.lanes_first == first
 
 
+def grouped(size: int, channels: int, groups: int = 32) -> str:
+    """3x3 on a padded image [size + 2][size + 2][groups][channels], to as many."""
+    x, w = f"tensor<{size + 2}x{size + 2}x{groups}x{channels}xf32>", f"tensor<{groups}x{-(-channels // 32)}x3x3x{channels}x32xf32>"
+    y, maps = f"tensor<{size}x{size}x{groups}x{channels}xf32>", ["i + l, j + m, g, n", "g, k floordiv 32, l, m, n, k mod 32", "i, j, g, k"]
+    body = "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32"
+    op = generic("%y", [("%x", x), ("%w", w)], y, maps, body, "pppprrr", "ijgklmn", "0.0", "convolution")
+    return kernel([("%x", x), ("%w", w)], op, [("%y", y)], [[size * groups * channels, groups * channels, channels, 1]])
+
+
+@pytest.mark.parametrize("size, channels, first", [(14, 64, True), (7, 128, True), (28, 8, False), (112, 4, False)])
+def test_groups_whose_panels_do_not_stay_in_the_cache_are_outermost(size, channels, first):
+    s = strategy(grouped(size, channels))
+    assert isinstance(s, ContractionStrategy) and s.groups_first == first
+    whole = strategy(convolution(size, 32 * channels, 32 * channels))
+    assert isinstance(whole, ContractionStrategy) and not whole.groups_first
+
+
 @pytest.mark.parametrize("target, outputs, width, columns", [
     ("x86-64-v4", 3, 64, 4),
     ("x86-64-v4", 3, 40, 3),

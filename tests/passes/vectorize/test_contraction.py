@@ -225,6 +225,24 @@ def test_the_product_itself_is_stored_too():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("pin", ["groups_first=true", "groups_first=true, lanes_first=true, row_tiles=1", "groups_first=false"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_groups_in_any_order(pin: str, threads: int, dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    conv = torch.nn.Conv2d(144, 120, 3, padding=1, groups=3).to(dtype)
+    x, before = torch.randn(2, 144, 9, 17, dtype=dtype).contiguous(memory_format=torch.channels_last), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad():
+            got = torch.compile(conv, backend="mlirc", options={"pin": f"*conv*: {pin}"})(x)
+            want = conv.double()(x.double())
+    finally:
+        torch.set_num_threads(before)
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("pin", ["row_tiles=1, near=2", "row_tiles=2, near=1, rows=3", "rows=5, row_tiles=1, near=7"])
 @pytest.mark.parametrize("batch, rows", [((), 97), ((), 64), ((3,), 41)])
 def test_rows_in_parts(batch: tuple[int, ...], rows: int, pin: str, threads: int) -> None:
