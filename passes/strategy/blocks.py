@@ -17,13 +17,19 @@ that its products take, a third of what a second level delivers, and the rows, w
 
 from __future__ import annotations
 
+import math
+
 from ...lowering.caches import Caches
 
 
-def same_set_rows(caches: Caches) -> int:
-    """Rows of a tile that may lie a multiple of 4096 bytes apart: the lines that they are read from are all in one set of the
-    first level, which has a place for as many as it has ways. What streams past them takes the place of one for a moment."""
-    return caches.first_ways
+def same_set_rows(step: int, caches: Caches) -> int:
+    """Rows of a tile that may lie so many bytes apart: of a multiple of 4096, the lines that they are read from are all in one set of the
+    first level, which has a place for as many as it has ways, of 2048, in two. What streams past them takes the place of one for a moment."""
+    return caches.first_ways * max(SETS // math.gcd(step, SETS), 1)
+
+
+SETS = 4096
+"""Bytes from a line to the next one in the same set of the first level."""
 
 
 def rows_bytes(caches: Caches) -> int:

@@ -386,9 +386,9 @@ def _most_rows(
         taps = known(kernel.domain.sizes[shared])
         budget, reason = max(budget - taps, budget // 2), f"{reason}, fewer by {taps} for the taps"
     limit, reason = max(1, budget // columns), f"{reason}, {columns} to a row"
-    ways = blocks.same_set_rows(target.caches)
-    if not copied and ways < limit and traffic.same_cache_sets(kernel, r):
-        return ways, f"rows a multiple of 4096 bytes apart evict one another: the first-level cache has {ways} ways"
+    near = min((blocks.same_set_rows(step, target.caches) for step in traffic.row_steps(kernel, r)), default=limit)
+    if not copied and near < limit:
+        return near, f"rows a multiple of {blocks.SETS * target.caches.first_ways // near} bytes apart evict one another: the first-level cache has room for {near}"
     return limit, reason
 
 

@@ -255,13 +255,15 @@ def _contiguous(kernel: KernelFunction, r: Roles) -> bool:
 
 def same_cache_sets(kernel: KernelFunction, r: Roles) -> bool:
     """Whether the rows of the operand that is broadcast lie a multiple of 4096 bytes apart, so that they evict one another."""
+    return any(step % blocks.SETS == 0 for step in row_steps(kernel, r))
+
+
+def row_steps(kernel: KernelFunction, r: Roles) -> list[int]:
+    """Bytes from row to row of what is broadcast."""
     if r.row is None:
-        return False
-    for a in kernel.accesses.items:
-        step = a.steps.get(r.row)
-        if not a.store and step and a.steps.get(r.lane, 0) == 0 and step * builders.element_type(a.value).width // 8 % 4096 == 0:  # type: ignore[arg-type]
-            return True
-    return False
+        return []
+    loads = [a for a in kernel.accesses.items if not a.store and a.steps.get(r.row) and a.steps.get(r.lane, 0) == 0]  # type: ignore[arg-type]
+    return [a.steps[r.row] * builders.element_type(a.value).width // 8 for a in loads]  # type: ignore[operator]
 
 
 def panel_step(kernel: KernelFunction, r: Roles, width: int) -> int | None:

@@ -11,7 +11,7 @@ from mlirc.lowering.target import Target
 from mlirc.passes.strategy import ContractionStrategy
 from mlirc.passes.strategy.heights import high_row_tile
 from mlirc.tests.passes.graph_text import generic
-from mlirc.tests.passes.strategy.test_select import convolution, product
+from mlirc.tests.passes.strategy.test_select import convolution, grouped, product
 from mlirc.tests.passes.vectorize.kernels import kernel, strategy
 
 
@@ -72,7 +72,7 @@ def test_every_choice_has_its_reason():
     for name in ("rows", "columns", "depth", "group", "row_tiles", "rows_copied", "lanes_first", "fetch_ahead", "looped_epilogue", "grain"):
         assert s.why[name] and "\n" not in s.why[name]
     assert "a block of them" in s.why["depth"] and "26 for sums" in s.why["rows"]
-    assert "8 ways" in choice(product(168, 1024, 512), Caches()).why["rows"]
+    assert "room for 8;" in choice(product(168, 1024, 512), Caches()).why["rows"]
 
 
 @pytest.mark.parametrize("rows, tile", [(128, 13), (197, 12), (512, 14), (16, 8), (28, 14), (15, 11)])
@@ -104,3 +104,9 @@ def test_where_all_panels_stay_in_the_second_level_results_are_stored_row_block_
 def test_panels_that_may_not_be_in_the_second_level_are_fetched_ahead(m: int, n: int, fetch: bool) -> None:
     assert choice(linear(m, 768, n), Caches(second=2 << 20)).fetch_ahead == fetch
     assert not choice(linear(m, 48, 64), Caches()).fetch_ahead
+
+
+@pytest.mark.parametrize("groups, rows", [(16, 28), (32, 14), (64, 12)])
+def test_rows_that_evict_one_another_are_in_tiles_of_fewer(groups: int, rows: int) -> None:
+    """16 channels of each: 1, 2 or 4 KB from position to position of lines of 56; a first level of 12 ways."""
+    assert choice(grouped(56, 16, groups), Caches(first=48 << 10, first_ways=12, second=2 << 20)).rows == rows
