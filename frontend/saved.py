@@ -21,7 +21,8 @@ def saved_outputs(gm: torch.fx.GraphModule, direction: str) -> range:
     """Which outputs of the graph being compiled, if it is a forward graph, are saved for its backward graph and nothing else."""
     context = torch._guards.TracingContext.try_get()
     metadata = getattr(context, "fw_metadata", None)
-    if direction != "forward" or metadata is None:
+    # Where ops have effects (the check of a decomposition), tokens come before all other outputs, which AOTAutograd counts here and there.
+    if direction != "forward" or metadata is None or metadata.tokens:
         return range(0)
     return range(*metadata.tensors_saved_for_backwards_slice.indices(len(gm.graph.output_node().args[0])))
 
