@@ -206,6 +206,8 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
     size = 1 if s.row is None else d.sizes[s.row] if s.lines is None else tiles.joined_rows(d.sizes[s.lines], d.sizes[s.row], s.pitch)  # type: ignore[arg-type]
     there = (size, f"there are {size} rows") if isinstance(size, int) else (registers, "registers")
     width = d.sizes[s.lane] if s.lane is not None else 1
+    if s.groups is not None:
+        width *= d.sizes[s.groups]  # type: ignore[operator, assignment]
     vectors = (-(-width // s.lanes), f"{width} columns, {s.lanes} to a vector") if isinstance(width, int) else (registers, "registers")
     out: dict[str, tuple[int, int, str]] = {}
     if s.tiles:

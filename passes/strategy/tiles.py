@@ -55,13 +55,16 @@ def element_bytes(kernel: KernelFunction) -> int:
 
 
 def groups(kernel: KernelFunction, r: Roles) -> int | None:
-    """The class of the groups of a convolution with few columns each, where these lie side by side in all that the epilogue reads and stores."""
+    """The class of the groups of a convolution with few columns each, where these lie side by side in all that the epilogue reads and stores.
+
+    Of one with several taps, whose reduction is whole rows of tiles: there is no rest of it, and its rows are not copied.
+    """
     d = kernel.domain
     both = set.intersection(*({d.loops[d.anchor][loop] for loop in st.used_loops(m)} for m in st.maps(d.anchor)[:2]))  # type: ignore[arg-type, index]
     found = [c for c in r.outer if c in both]
     columns = d.sizes[r.lane]  # type: ignore[index]
     others = [op for op in d.loops if op != d.anchor]
-    if len(found) != 1 or kernel.padded or columns not in FEW_COLUMNS or any(st.kind(op) != "elementwise" or st.uses_index(op) for op in others):
+    if len(found) != 1 or len(r.reductions) < 2 or kernel.padded or columns not in FEW_COLUMNS or any(st.kind(op) != "elementwise" or st.uses_index(op) for op in others):
         return None
     count = d.sizes[found[0]]
     apart = [a for a in kernel.accesses.items if (a.store or a.op != d.anchor) and a.steps.get(found[0], 0) != columns * (a.steps.get(r.lane, 0) or 0)]  # type: ignore[operator, arg-type]

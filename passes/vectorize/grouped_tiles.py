@@ -75,10 +75,14 @@ class GroupedTiles(Tiles):
 
         def group(j: Number, _: Values) -> Values:
             self.group = m.add(first, j)
-            acc = self._sum(outer, rows, block, span, [x86.amx_tile_zero(kind) for _ in rows], pending, j)
             at = m.add(corner, m.mul(j, self.side))
-            for i, total in enumerate(acc):
-                x86.amx_tile_store(self.scratch, [m.value(m.add(at, i * SIDE * self.width))], total, stride=stride)
+            places = [m.value(m.add(at, i * SIDE * self.width)) for i in range(len(rows))]
+            if span.first:
+                acc = [x86.amx_tile_zero(kind) for _ in places]
+            else:
+                acc = [x86.amx_tile_load(kind, self.scratch, [place], stride=stride) for place in places]
+            for place, total in zip(places, self._sum(outer, rows, block, span, acc, pending, j)):
+                x86.amx_tile_store(self.scratch, [place], total, stride=stride)
             return []
 
         m.enter()

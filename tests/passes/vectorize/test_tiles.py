@@ -467,6 +467,28 @@ def test_rows_that_are_not_contiguous_are_copied(amx, view: Callable[[torch.Tens
     assert sum(amx) > 0, "no kernel used tiles"
 
 
+def _check_groups(pin: str) -> None:
+    """Two of 64 to 16 channels."""
+    torch.manual_seed(0)
+    model = torch.nn.Conv2d(128, 32, 3, padding=1, groups=2).bfloat16()
+    x = torch.randn(1, 128, 9, 20, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    _check(model, x, torch.compile(model, backend="mlirc", options={"pin": f"*conv*: {pin}"}))
+
+
+def test_reductions_of_groups_can_be_cut(amx) -> None:  # noqa: ANN001
+    _check_groups("depth=32")
+    assert sum(amx) > 0, "no kernel used tiles"
+
+
+@pytest.mark.parametrize(("k", "n"), [(40, 16), (64, 8), (96, 16)])
+def test_a_batch_with_few_columns_is_no_convolution(amx, k: int, n: int) -> None:  # noqa: ANN001
+    """Results of a batch side by side, as those of the heads of attention, with a rest of k."""
+    x, w = torch.randn(33, 4, k, dtype=torch.bfloat16), torch.randn(4, k, n, dtype=torch.bfloat16)
+    got = torch.compile(lambda x, w: torch.einsum("mbk,bkn->mbn", x, w), backend="mlirc")(x, w)
+    torch.testing.assert_close(got.double(), torch.einsum("mbk,bkn->mbn", x.double(), w.double()), rtol=2e-2, atol=5e-2)
+    assert sum(amx) > 0, "no kernel used tiles"
+
+
 @pytest.mark.parametrize("channels", [32, 64])
 def test_groups_do_not_see_one_another(amx, channels: int) -> None:  # noqa: ANN001
     """Infinity times zero is NaN: a group is multiplied by weights of its own only."""
@@ -489,6 +511,13 @@ needs_amx = pytest.mark.skipif(not Target.host().has_amx_bf16, reason="the CPU l
 def test_pinned_tiles_of_this_machine(pin: str, rows: int) -> None:
     torch._dynamo.reset()
     _check_pin(pin, rows)
+
+
+@needs_amx
+@pytest.mark.parametrize("pin", ["depth=32", "rows=16", "columns=1", "lines=none, rows=16", "overlapped=false", "row_tiles=1", "lanes_first=true, groups_first=true"])
+def test_pinned_groups_of_this_machine(pin: str) -> None:
+    torch._dynamo.reset()
+    _check_groups(pin)
 
 
 @needs_amx
