@@ -62,8 +62,8 @@ def groups_first(kernel: KernelFunction, r: Roles, caches: Caches) -> tuple[bool
     groups, others = [c for c in r.outer if c in theirs], [c for c in r.outer if c not in theirs]
     if st.kind(op) != "convolution" or not groups or not others:
         return False, "there are no groups, or nothing else outside of a product"
-    channels = known(kernel.shapes.of(image)[-1]) * builders.element_type(image).width // 8
-    again = max(LINE // channels, 1)
+    channel_bytes = known(kernel.shapes.of(image)[-1]) * builders.element_type(image).width // 8
+    again = max(LINE // max(channel_bytes, 1), 1)
     stays = caches.second * 3 // 4
     moved = [_bytes(v, kernel) if _bytes(v, kernel) > stays else 0 for v in (panels, image)]
     rounds = product(others, kernel.domain.sizes)
