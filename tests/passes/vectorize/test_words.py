@@ -10,7 +10,8 @@ import torch
 import mlirc
 from mlirc import driver
 from mlirc.lowering.target import Target
-from mlirc.tests.passes.vectorize.test_tiles import LINEAR, amx  # noqa: F401
+from mlirc.tests.passes.vectorize.test_tile_numbers import amx  # noqa: F401
+from mlirc.tests.passes.vectorize.test_tiles import LINEAR
 
 FOURS = (
     LINEAR.replace("bf16", "i8").replace("f32", "i32").replace("k floordiv 2", "k floordiv 4").replace("k mod 2", "k mod 4")
