@@ -60,15 +60,16 @@ def groups(kernel: KernelFunction, r: Roles) -> int | None:
     Of one with several taps, whose reduction is whole rows of tiles: there is no rest of it, and its rows are not copied.
     """
     d = kernel.domain
-    both = set.intersection(*({d.loops[d.anchor][loop] for loop in st.used_loops(m)} for m in st.maps(d.anchor)[:2]))  # type: ignore[arg-type, index]
+    assert d.anchor is not None
+    both = set.intersection(*({d.loops[d.anchor][loop] for loop in st.used_loops(m)} for m in st.maps(d.anchor)[:2]))
     found = [c for c in r.outer if c in both]
     columns = d.sizes[r.lane]  # type: ignore[index]
-    others = [op for op in d.loops if op != d.anchor]
-    if len(found) != 1 or len(r.reductions) < 2 or kernel.padded or columns not in FEW_COLUMNS or any(st.kind(op) != "elementwise" or st.uses_index(op) for op in others):
+    plain = all(st.kind(op) == "elementwise" and not st.uses_index(op) for op in d.loops if op != d.anchor)
+    if len(found) != 1 or len(r.reductions) < 2 or kernel.padded or columns not in FEW_COLUMNS or not plain:
         return None
-    count = d.sizes[found[0]]
-    apart = [a for a in kernel.accesses.items if (a.store or a.op != d.anchor) and a.steps.get(found[0], 0) != columns * (a.steps.get(r.lane, 0) or 0)]  # type: ignore[operator, arg-type]
-    return found[0] if isinstance(count, int) and count % (32 // columns) == 0 and not apart else None  # type: ignore[operator]
+    (c,) = found
+    side_by_side = kernel.accesses.beside(d.anchor).merges(c, r.lane, d.sizes)  # type: ignore[arg-type]
+    return c if side_by_side and d.sizes[c] % (32 // columns) == 0 else None  # type: ignore[operator]
 
 
 FEW_COLUMNS = (4, 8, 16)

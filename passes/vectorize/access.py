@@ -49,6 +49,10 @@ class Accesses:
     def fixed(self) -> set[int]:
         return self.numbered | self.padded
 
+    def beside(self, op: ir.Operation) -> Accesses:
+        """The same without what an op reads."""
+        return Accesses([a for a in self.items if a.store or a.op != op])
+
     def merges(self, outer: int, inner: int, sizes: Sequence[object]) -> bool:
         """Whether two nested classes step through all memory as one."""
         n = sizes[inner]
