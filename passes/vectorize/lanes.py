@@ -32,6 +32,9 @@ class Index:
 
 Point = tuple[Index, ...]
 
+PART = "part"
+"""A scope that is no body of a loop."""
+
 
 class Arithmetic:
     """Index arithmetic with folding and value numbering.
@@ -44,15 +47,20 @@ class Arithmetic:
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
         self._scopes: list[dict[Hashable, Any]] = [{}]
-        self._loops: list[ir.Operation | bool] = [False]
-        """Of each scope, the loop whose body it is, if that is known to run; else whether what is in it may as well be in front of it."""
+        self._loops: list[Any] = [None]
+        """Of each scope, the loop whose body it is, if that is known to run, or `PART`; None where nothing may be moved out of it."""
         self._sums: dict[ir.Value, tuple[ir.Value, int]] = {}
         self._multiples: dict[Number, tuple[Number, int]] = {}
 
-    def enter(self, loop: ir.Operation | bool = False) -> None:
-        """Begin a scope: the body of a loop that is known to run, or, with True, a part of the scope around it."""
+    def enter(self, loop: ir.Operation | None = None) -> None:
+        """Begin a scope: the body of a loop, if one is given, that is known to run."""
         self._scopes.append({})
         self._loops.append(loop)
+
+    def enter_part(self) -> None:
+        """Begin a scope for a part of the code of the one around it, in front of which that may be as well."""
+        self._scopes.append({})
+        self._loops.append(PART)
 
     def leave(self) -> None:
         self._scopes.pop()
@@ -72,10 +80,11 @@ class Arithmetic:
         front = None
         for at in range(len(self._scopes) - 1, 0, -1):
             loop = self._loops[at]
-            if loop is False or loop is not True and any(_inside(v, loop) for v in made_of):
+            if loop is PART:
+                continue
+            if loop is None or any(_inside(v, loop) for v in made_of):
                 break
-            if loop is not True:
-                front = at
+            front = at
         if front is None:
             return self.once(key, build)
         inner, loops = self._scopes[front:], self._loops[front:]

@@ -196,8 +196,10 @@ class Loops:
     def _row(self) -> None:
         """Phase after phase of the row that the indices are at."""
         e = self.e
-        # What phases and stages leave behind is there in this scope only.
-        e.math.enter(not self.phases and self.stage is None)
+        if self.phases or self.stage:  # what they leave behind is there in this scope only
+            e.math.enter()
+        else:
+            e.math.enter_part()
         e.known = self.stage.known() if self.stage else {}
         for phase in self.phases:
             self._publish(phase, self._phase(phase))
@@ -346,7 +348,7 @@ class Loops:
     def _element(self, phase: Phase, carried: Values) -> Values:
         """One vector: all reductions and stores of a phase."""
         e = self.e
-        e.math.enter(True)
+        e.math.enter_part()
         out = []
         for op, accs in by_reduction(phase.reductions, carried):
             (combined,) = e.body(op, self._loops(op), [accs[0]])

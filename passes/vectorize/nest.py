@@ -30,8 +30,7 @@ def loop(
     op = scf.ForOp(m.value(begin), m.value(end), m.value(step), list(carried))
     if interleave:
         op.operation.attributes[INTERLEAVE] = ir.UnitAttr.get()
-    runs = isinstance(begin, int) and isinstance(end, int)
-    e.math.enter(op.operation if runs else False)
+    e.math.enter(op.operation if isinstance(begin, int) and isinstance(end, int) else None)
     with ir.InsertionPoint(op.body):
         out = body(op.induction_variable, list(op.inner_iter_args))
         scf.YieldOp(out)
