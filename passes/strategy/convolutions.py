@@ -74,7 +74,8 @@ def turns(taps: int, columns: int, channels: int, planes: bool, grouped: bool = 
     """Whether tiles that have few columns are still faster than vectors of f32 along the lines of an image, which is one of planes or not.
 
     Cycles for 16 positions: a step of a tile takes 16, of vectors half of one, and an image in the other order is transposed first (64
-    channels, 64 x 64: 187 us, of which as many are counted as it takes to load the elements one by one).
+    channels, 64 x 64: 187 us, of which as many are counted as it takes to load the elements one by one). Groups of 4 channels of
+    [2, 128, 56, 56], channels-last, take 1.0 ms with the norm behind them, and 2.3 along the lines, of which two transpositions are 1.1.
     """
     transposed = SIDE * channels
     if grouped:  # as many channels come out, in rows that are not filled up

@@ -10,7 +10,7 @@
             scratch[rows][columns of the group] = c
 
 The epilogue sees one class of channels, along which its vectors are full: with groups of their own, each of 8 channels, one of
-[2, 256, 28, 28], 3x3, takes 360 us, of which the tiles are 190.
+[2, 256, 28, 28], 3x3, takes 345 us, of which the tiles are 190, and so 250.
 """
 
 from __future__ import annotations

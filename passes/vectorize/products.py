@@ -48,7 +48,8 @@ class Products:
         self.s = strategy
         self.r = roles(kernel)
         if strategy.groups_first:
-            self.r = replace(self.r, outer=sorted(self.r.outer, key=lambda c: c not in panel_classes(kernel, self.r)))
+            groups = panel_classes(kernel, self.r)
+            self.r = replace(self.r, outer=sorted(self.r.outer, key=lambda c: c not in groups))
         self.op = kernel.domain.anchor
         self.count: Number | None = None
         """How many rows of a tile there are, where that is known at run time only: at least one."""
