@@ -156,9 +156,7 @@ class _Planner:
             layout = self.layouts.of(v)
             args.append(Pointer(self.constant[layout.root], normal(layout.offset * BYTES[str(v.type.element_type)])))
         for r in op.results:
-            n = BYTES[str(r.type.element_type)]
-            for s in self.layouts.shapes.of(r):
-                n *= s  # type: ignore[operator]
+            n = BYTES[str(r.type.element_type)] * self.layouts.elements(r)  # type: ignore[operator]
             place = Buffer("output", len(self.out.weight_bytes))
             self.place[r] = Buffer("input", self.out.plan.n_inputs + place.index)
             self.constant[r] = place
@@ -202,9 +200,7 @@ class _Planner:
 
     def _made(self, value: ir.Value, step: int) -> Buffer:
         if value not in self.place:
-            n: Extent = BYTES[str(value.type.element_type)]
-            for s in self.layouts.shapes.of(value):
-                n = n * s  # type: ignore[operator]
+            n = BYTES[str(value.type.element_type)] * self.layouts.elements(value)
             self.place[value] = Buffer("arena", len(self.out.plan.arena))
             self.out.plan.arena.append(ArenaBuffer(normal(n), step, step))
         return self.place[value]

@@ -1,6 +1,7 @@
 """Where each tensor of the graph function lies: a root buffer, an offset and strides, all in elements.
 
-Views move nothing. What a kernel or a call produces is row-major; arguments have the strides that their attribute says.
+Views move nothing. What a kernel or a call produces is row-major, with a pitch from row to row if an attribute says so; arguments have the
+strides that their attribute says.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from ..dialects import builders
 from ..dialects.mlir import ir
 from ..dialects.sizes import Extent, Sizes, normal, parse
 from . import structure as st
+
+PITCH = "mlirc.pitch"
+"""Of an op or a call, for each of its results: the elements from one row to the next, 0 where rows are as long as the last dim."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +29,22 @@ class NotAView(Exception):
     """These dims do not merge: the tensor has to be copied."""
 
 
-def row_major(sizes: Sequence[Extent]) -> tuple[Extent, ...]:
+def row_major(sizes: Sequence[Extent], pitch: int = 0) -> tuple[Extent, ...]:
+    """Strides of dims, with `pitch` elements from one row to the next if that is not 0."""
     strides: list[Extent] = []
     step: Extent = 1
     for s in reversed(sizes):
         strides.append(step)
-        step = normal(step * s)
+        step = pitch if pitch and len(strides) == 1 else normal(step * s)
     return tuple(reversed(strides))
+
+
+def pitch_of(value: ir.Value) -> int:
+    """What `mlirc.pitch` says of a result; 0 of others."""
+    op = st.owner(value)
+    if op is None or PITCH not in op.attributes:
+        return 0
+    return st.integers(op.attributes[PITCH])[ir.OpResult(value).result_number]
 
 
 def merges(sizes: Sequence[Extent], strides: Sequence[Extent]) -> bool:
@@ -84,6 +97,11 @@ class Layouts:
         counts = [_product(self.shapes.of(v)) for v in (self.of(value).root, value)]  # type: ignore[arg-type]
         return normal(counts[0] - counts[1]) == 0  # type: ignore[operator]
 
+    def elements(self, value: ir.Value) -> Extent:
+        """Of the memory that a value with a root of its own takes."""
+        sizes, pitch = self.shapes.of(value), pitch_of(value)
+        return _product([*sizes[:-1], pitch] if pitch else sizes)  # type: ignore[arg-type]
+
     def values(self, value: ir.Value) -> list[builders.Size]:
         """The sizes of a tensor for an op that is built here: ints, and index values made at the insertion point."""
         self.sizes.forget()
@@ -107,7 +125,7 @@ class Layouts:
         op = st.owner(value)
         sizes = self.shapes.of(value)
         if op is None or st.kind(op) != "view":
-            return Layout(value, 0, row_major(sizes))  # type: ignore[arg-type]
+            return Layout(value, 0, row_major(sizes, pitch_of(value)))  # type: ignore[arg-type]
         source = self.of(op.operands[0])
         old = self.shapes.of(op.operands[0])
         match op.name:

@@ -20,7 +20,7 @@ from ..dialects.mlir import func, ir
 from ..dialects.sizes import Extent
 from . import structure as st
 from .fuse import with_views
-from .layouts import Layouts
+from .layouts import PITCH, Layouts, pitch_of
 from .overwrite import OVERWRITES, overwritten
 
 PASS_NAME = "mlirc-outline"
@@ -108,6 +108,9 @@ class _Outline:
             op.attributes["mlirc.write"] = writes[0]
         if body.overwrites:
             op.attributes[OVERWRITES] = ir.DenseI64ArrayAttr.get(body.overwrites)
+        pitches = [pitch_of(v) for v in stored]
+        if any(pitches):
+            op.attributes[PITCH] = ir.DenseI64ArrayAttr.get(pitches)
         for old, new in zip(stored, op.results):
             old.replace_all_uses_with(new)
         self.replaced += members
@@ -302,7 +305,7 @@ class _Body:
         needed = [v for v in (*op.operands, *st.captured(op))]
         mapped = {v: self._value(v) for v in needed}
         new = st.operation(op.clone())
-        for name in ("mlirc.group", "mlirc.unfused", "mlirc.write", OVERWRITES, "mlirc.apart", "mlirc.spread", "mlirc.in_order", *(() if self.siblings else ("mlirc.siblings",))):
+        for name in ("mlirc.group", "mlirc.unfused", "mlirc.write", OVERWRITES, "mlirc.apart", "mlirc.spread", "mlirc.in_order", PITCH, *(() if self.siblings else ("mlirc.siblings",))):
             if name in new.attributes:
                 del new.attributes[name]
         if "mlirc.siblings" in new.attributes:  # a number in the graph

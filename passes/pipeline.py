@@ -32,6 +32,7 @@ from .outline import Kernel, outline
 from .overwrite import overwrite
 from .pack import pack
 from .pad_concats import pad_concats
+from .pitch_rows import pitch_rows
 from .raise_collapses import raise_collapses
 from .read_narrow import read_narrow
 from .select_concats import select_concats
@@ -150,6 +151,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "siblings": lambda graph: mark_siblings(graph.function, graph.target),
     "fusion": lambda graph: fuse(graph.function, Layouts(graph.function).shapes),
     "overwrite": lambda graph: overwrite(graph.function),
+    "pitch-rows": lambda graph: pitch_rows(graph.function),
     "outline": _outline,
     "generalize": _generalize,
     "chain": _chain,

@@ -1,0 +1,102 @@
+"""Rows that a product reads, and that would evict one another from the first-level cache, lie further apart than they are long.
+
+    %h = generic gelu ... : [128, 3072] {group 4}                     %h = generic gelu ... {group 4, mlirc.pitch = [3104]}
+    %y = contraction %h, %w             {group 5}              ->     %y = contraction %h, %w {group 5}
+
+Runs on the groups of the fusion: for what one group of ops leaves for others, which takes memory with some elements between its rows then.
+`strategy.traffic.row_pitch` says which rows those are. What is returned, or read by anything but ops with strides of their own, stays dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..dialects import builders
+from ..dialects.mlir import ir
+from . import structure as st
+from .layouts import PITCH, Layouts, NotAView
+from .overwrite import OVERWRITES
+from .strategy.traffic import row_pitch
+
+PASS_NAME = "mlirc-pitch-rows"
+
+_READERS = ("contraction", "elementwise", "reduction")
+_FIXED = ("mlirc.write", OVERWRITES)
+
+
+def pitch_rows(function: ir.Operation) -> None:
+    """Leave `mlirc.pitch` on the ops that make such rows: for each result the elements from row to row, 0 where it is dense."""
+    operations = [st.operation(o) for o in function.regions[0].blocks[0].operations]
+    fixed = {_group(op) for op in operations if any(name in op.attributes for name in _FIXED)}
+    layouts = Layouts(function)
+    pitches: dict[ir.Value, int] = {}
+    for op in operations:
+        if st.kind(op) == "contraction" and _group(op) is not None:
+            for value in _rows(op, layouts):
+                maker = st.owner(value)
+                group = None if maker is None or st.kind(maker) not in _READERS else _group(maker)
+                if group is not None and group not in fixed and group != _group(op) and value not in pitches:
+                    n = row_pitch(st.shape(value)[-1], builders.element_type(value).width // 8)
+                    if n is not None and _only_read(value):
+                        pitches[value] = n
+    for value, n in pitches.items():
+        _set(value, n)
+    layouts.begin_again()
+    for value in [v for v in pitches if not _all_views(v, layouts)]:
+        _set(value, 0)
+
+
+def _group(op: ir.Operation) -> int | None:
+    return ir.IntegerAttr(op.attributes["mlirc.group"]).value if "mlirc.group" in op.attributes else None
+
+
+def _rows(op: ir.Operation, layouts: Layouts) -> Iterator[ir.Value]:
+    """The tensors, of two rows at least, of which a product adds up whole rows that are contiguous."""
+    for v, m in zip(op.operands, st.maps(op)):
+        dims = st.map_dims(m)
+        if len(dims) < 2 or not isinstance(dims[-1], int) or st.iterators(op)[dims[-1]] != "reduction":
+            continue
+        try:
+            layout = layouts.of(v)
+        except NotAView:
+            continue
+        shape = st.shape(layout.root)
+        whole = layout.offset == 0 and layout.strides[-1] == 1 and shape[-1] == st.shape(v)[-1]
+        if whole and any(n != 1 for n in shape[:-1]):
+            yield layout.root
+
+
+def _only_read(value: ir.Value) -> bool:
+    """Whether all that looks at a tensor, or at views of it, are ops of groups that read it as their maps say."""
+    for use in value.uses:
+        op = st.operation(use.owner)
+        if st.kind(op) == "view":
+            if not _only_read(op.results[0]):
+                return False
+        elif st.kind(op) not in _READERS or _group(op) is None:
+            return False
+    return True
+
+
+def _set(value: ir.Value, pitch: int) -> None:
+    op, n = st.operation(value.owner), ir.OpResult(value).result_number
+    pitches = st.integers(op.attributes[PITCH]) if PITCH in op.attributes else [0] * len(op.results)
+    op.attributes[PITCH] = ir.DenseI64ArrayAttr.get([*pitches[:n], pitch, *pitches[n + 1 :]], op.context)
+
+
+def _all_views(value: ir.Value, layouts: Layouts) -> bool:
+    """Whether views of the tensor are views still."""
+    try:
+        for view in _views(value):
+            layouts.of(view)
+    except NotAView:
+        return False
+    return True
+
+
+def _views(value: ir.Value) -> Iterator[ir.Value]:
+    for use in value.uses:
+        op = st.operation(use.owner)
+        if st.kind(op) == "view":
+            yield op.results[0]
+            yield from _views(op.results[0])

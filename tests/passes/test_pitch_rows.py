@@ -1,0 +1,148 @@
+"""Rows that evict one another where a product reads them lie apart, and only those."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mlirc.dialects.mlir import ir
+from mlirc.passes import pipeline
+from mlirc.passes import structure as st
+from mlirc.passes.layouts import PITCH
+from mlirc.passes.outline import outline
+from mlirc.passes.pitch_rows import pitch_rows
+from mlirc.passes.strategy.traffic import row_pitch
+from mlirc.tests.frontend.compare import OPTIONS, compare
+from mlirc.tests.passes.graph_text import check, function, generic
+
+WIDEN = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\n"
+DOT = "%m = arith.mulf %u, %v : f32\n%o = arith.addf %a2, %m : f32"
+
+
+def product(k: int = 2048, rows: str = "%h", shape: str | None = None, views: str = "", groups: tuple[int, int] = (1, 2), last: str = "%y") -> str:
+    """A negation of [9, k] in one group, which a product reads in another."""
+    x, w, y = f"tensor<9x{k}xbf16>", f"tensor<5x{k}xbf16>", "tensor<9x5xf32>"
+    body = generic("%h", [("%x", x)], x, body="arith.negf", attributes=f"mlirc.group = {groups[0]} : i32") + views
+    maps, loops = ["i, k", "j, k", "i, j"], "ijk"
+    body += generic("%y", [(rows, shape or x), ("%w", w)], y, maps, WIDEN + DOT, "ppr", loops, "0.0", "contraction", f"mlirc.group = {groups[1]} : i32")
+    return function([("%x", x), ("%w", w)], body, [(last, x if last == "%h" else y)])
+
+
+def test_rows_of_a_product_get_a_pitch():
+    """Of an odd number of lines of 64 bytes, also where the product reads a view of the rows."""
+    check(product(), pitch_rows, "CHECK: linalg.generic\nCHECK-SAME: mlirc.pitch = array<i64: 2080>\nCHECK-NOT: mlirc.pitch")
+    kinds = "tensor<9x2048xbf16>", "tensor<3x3x2048xbf16>"
+    split = f"%s = tensor.expand_shape %h [[0, 1], [2]] output_shape [3, 3, 2048] : {kinds[0]} into {kinds[1]}\n"
+    split += f"%c = tensor.collapse_shape %s [[0, 1], [2]] : {kinds[1]} into {kinds[0]}\n"
+    check(product(rows="%c", views=split), pitch_rows, "CHECK: mlirc.pitch = array<i64: 2080>")
+
+
+def test_kernels_and_calls_know_the_pitch():
+    def run(main: ir.Operation) -> None:
+        pitch_rows(main)
+        texts = [k.text for k in outline(main)]
+        assert 'mlirc.result_strides = [["2080", "1"]]' in texts[0] and "mlirc.pitch" not in texts[0]
+        assert 'tensor<9x2048xbf16> {mlirc.strides = ["2080", "1"]}' in texts[1]
+
+    check(product(), run, "CHECK: call @k00{{.*}}mlirc.pitch = array<i64: 2080>\nCHECK: call @k01\nCHECK-NOT: mlirc.pitch")
+
+
+FLAT = "%f = tensor.collapse_shape %h [[0, 1]] : tensor<9x2048xbf16> into tensor<18432xbf16>\n"
+FLAT += generic("%g", [("%f", "tensor<18432xbf16>")], "tensor<18432xbf16>", attributes="mlirc.group = 3 : i32", body="arith.negf")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        product(k=2047),
+        product(k=1024),
+        product(groups=(1, 1)),
+        product(last="%h"),
+        product(views=FLAT),
+        product(views="func.call @f(%h) : (tensor<9x2048xbf16>) -> ()\n") + "func.func private @f(tensor<9x2048xbf16>)",
+    ],
+    ids=["others", "short ones", "never stored", "returned", "read as one row", "read by ATen"],
+)
+def test_other_rows_stay_dense(text):
+    check(text, pitch_rows, "CHECK: linalg.generic\nCHECK-NOT: mlirc.pitch = array<i64: {{[1-9]}}")
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_a_pitch_is_an_odd_number_of_lines(size):
+    assert row_pitch(4096 // size - 1, size) is None
+    for nbytes in (4096, 6144, 12288):
+        pitch = row_pitch(nbytes // size, size)
+        assert pitch is not None and pitch * size == nbytes + 64
+
+
+def layers(also: str):
+    """Two layers: what lies between them is read by the second one, and by `also`."""
+
+    def run(x, v, b, w):
+        h = F.gelu(F.linear(x, v, b))
+        h = h / h.square().mean(-1, keepdim=True).add(1).sqrt() if also == "norm" else h
+        y = F.linear(h, w)
+        match also:
+            case "column":
+                return y, h[..., 3:70:2] * 2
+            case "flat":
+                return y, h.reshape(-1) + 1
+            case "returned":
+                return y, h
+            case "transposed":
+                return y, h.transpose(0, -1).exp()
+            case "sorted":
+                return y, h.sort(0).values
+        return y
+
+    return run
+
+
+def inputs(shape, width: int, dtype: torch.dtype = torch.float32, grad: bool = False):
+    torch.manual_seed(0)
+    made = torch.randn(shape), torch.randn(width, 33) / 6, torch.randn(width), torch.randn(17, width) / 50
+    return [t.to(dtype).requires_grad_(grad) for t in made]
+
+
+ALSO = ["nothing", "norm", "column", "flat", "returned", "transposed", "sorted"]
+
+
+@pytest.fixture
+def pitches(monkeypatch):
+    """What the pass has said of each graph."""
+    found: list[list[int]] = []
+
+    def run(function: ir.Operation) -> None:
+        pitch_rows(function)
+        ops = [st.operation(o) for o in function.regions[0].blocks[0].operations]
+        found.append([n for op in ops if PITCH in op.attributes for n in st.integers(op.attributes[PITCH]) if n])
+
+    monkeypatch.setattr(pipeline, "pitch_rows", run)
+    return found
+
+
+@pytest.mark.parametrize("also", ALSO)
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 1024), (torch.bfloat16, 2048), (torch.bfloat16, 3072)])
+def test_numbers(also, dtype, width, pitches):
+    for shape in ((1, 33), (3, 11, 33)):
+        compare(layers(also), *inputs(shape, width, dtype), options=OPTIONS)
+    apart = [width + 64 // dtype.itemsize] if also not in ("returned", "sorted") else []
+    assert pitches == [[], apart]
+
+
+@pytest.mark.parametrize("also", ["norm", "column"])
+def test_nothing_is_read_outside_of_the_memory(also, pitches):
+    compare(layers(also), *inputs((33, 33), 1024), options=OPTIONS | {"guard_pages": "both"})
+    assert pitches == [[1040]]
+
+
+@pytest.mark.parametrize("also", ALSO[:3])
+def test_symbolic_rows(also):
+    compiled = torch.compile(layers(also), backend="mlirc", dynamic=True, options=OPTIONS)
+    for rows in (17, 33, 2):
+        compare(layers(also), *inputs((rows, 33), 1024), compiled=compiled)
+
+
+def test_gradients():
+    compare(layers("norm"), *inputs((33, 33), 1024, grad=True))
