@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...dialects import builders, own
+from ...dialects import own
 from ...dialects.mlir import arith, ir
 from .. import structure as st
 from ..domain import result_loops
 from ..strategy import LoopStrategy
 from ..strategy.common import LINE
+from ..strategy.scatter import update_bits
 from . import entry
 from .evaluate import Evaluator
 from .kernel import KernelFunction
@@ -104,7 +105,7 @@ class _Segments:
             e.mask = constant_mask(e, width - k) if width - k < lanes else None
 
         last_update = e.math.sub(self._size(ordered), 1)
-        apart = max(1, LINE * 8 // (self._widest() * lanes))
+        apart = max(1, LINE * 8 // (update_bits(self.k, self.s.lane, ordered) * lanes))
 
         def update(i: Number, sums: Values) -> Values:
             self.env[ordered] = Index(self._place(self.order, e.math.minimum(e.math.add(i, self.s.ahead), last_update)))
@@ -134,13 +135,6 @@ class _Segments:
                 point = self._result_point(stored)
                 e.store(place, point, e.value(stored, point))
         e.mask = None
-
-    def _widest(self) -> int:
-        """Bits of the widest elements that are read along a row of an update, if any are."""
-        (ordered,) = self.s.inner
-        loads = [a for a in self.k.accesses.items if not a.store and ordered in self.k.domain.loops[a.op] and self.row not in a.steps]
-        read = [a.value for a in loads if a.steps.get(self.s.lane) == 1]  # type: ignore[arg-type]
-        return max(builders.element_type(v).width for v in read or [self.updates])
 
     def _point(self, classes: Sequence[int | None]) -> Point:
         """Where we are, in loops of these classes."""
