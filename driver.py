@@ -37,6 +37,7 @@ from .passes.round_in_place import round_in_place
 from .passes.strategy import MODEL, Adjustment, adjusted, parse_pins, pinned, reasons, select_strategy, write_strategy
 from .passes.strategy.chains import ChainStrategy
 from .passes.strategy.chains import chain as chain_strategy
+from .passes.stream_stores import stream_stores
 from .passes.tabulate import tabulate
 from .passes.tabulate_expressions import tabulate_expressions
 from .passes.vectorize import KernelFunction, vectorize
@@ -100,6 +101,8 @@ def compile_kernel(
         round_in_place(vectors, target)
         even_odd(vectors, target.lanes(16))
         interleave(vectors)
+        if getattr(strategy, "streamed", None):
+            stream_stores(vectors)
         see("math", vectors)
         user.run_after("math", vectors, see)
         llvm_text = lower_to_llvm_ir(vectors, observer, locations=locations)

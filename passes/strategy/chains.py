@@ -175,6 +175,8 @@ def _batches(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], pa
             s = replace(s, lanes_first=False, groups_first=False)
         elif not isinstance(s, LoopStrategy) or s.kind not in ("loops", "rows") or s.split is not None or s.staged is not None or not s.parallel:
             return "a kernel is no plain loop"
+        else:
+            s = replace(s, streamed=[])  # the next part reads it from cache
         chosen.append(s)
     trips = [_trips(k, s) for k, s in zip(parts, chosen)]
     batch = math.gcd(batch, *trips)

@@ -12,6 +12,7 @@ from .common import OF_HALVES, fills_halves, grain, has_functions, why_grain, wh
 from .keep import kept
 from .split import split
 from .stage import staged, staged_along
+from .stream import streamed
 from .walk import Walk, body_ops, walk
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class LoopStrategy:
     """At most so many chunks: their number does not depend on that of the threads, and so the result does not."""
     least: int = 1
     """The size of a chunk is a multiple of this."""
+    streamed: list[int] = field(default_factory=list)
+    """The numbers of results that are stored past the caches."""
     ahead: int = 0
     """Updates of a scatter from fetching one to adding it."""
     why: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -116,6 +119,9 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     plan.combined = -(-plan.rows // 2)
     plan.grain = grain(work)
     why.update(why_grain(work))
+    plan.streamed = streamed(kernel, plan, target)
+    if plan.streamed:
+        why["streamed"] = "no cache has them when they are read, and a store past the caches does not read the line first"
     return plan
 
 

@@ -416,7 +416,7 @@ class Evaluator:
         v = m.splat(v)
         if at.vector is None and at.stride == 1:
             if self.mask is None:
-                vector.store(v, place.buffer, [m.value(at.base)])
+                vector.store(v, place.buffer, [m.value(at.base)], nontemporal=place.streams or None)
             elif one_lane(self.mask):
                 memref.store(vector.extract(v, [], [0]), place.buffer, [m.value(at.base)])
             else:

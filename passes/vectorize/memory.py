@@ -13,13 +13,17 @@ from .lanes import Arithmetic, Index, Number
 
 
 class Memory:
-    """A tensor in memory: a 1-D memref of its storage type, strides in elements (ints or index values), and where it begins."""
+    """A tensor in memory: a 1-D memref of its storage type, strides in elements (ints or index values), and where it begins.
+
+    Whole vectors of what `streams` are stored past the caches (`passes.stream_stores`).
+    """
 
     def __init__(self, buffer: ir.Value, strides: Sequence[Number], element: ir.Type, begin: int = 0) -> None:
         self.buffer = buffer
         self.begin = begin
         self.strides = list(strides)
         self.element = element
+        self.streams = False
 
     @property
     def storage(self) -> ir.Type:
