@@ -27,20 +27,21 @@ _FIXED = ("mlirc.write", OVERWRITES)
 def pitch_rows(function: ir.Operation) -> None:
     """Leave `mlirc.pitch` on the ops that make such rows: for each result the elements from row to row, 0 where it is dense."""
     operations = [st.operation(o) for o in function.regions[0].blocks[0].operations]
+    products = [op for op in operations if st.kind(op) == "contraction" and _group(op) is not None]
+    found = [(op, v, pitch) for op in products for v, pitch in _rows(op)]
+    if not found:
+        return
     fixed = {_group(op) for op in operations if any(name in op.attributes for name in _FIXED)}
     layouts = Layouts(function)
     pitches: dict[ir.Value, int] = {}
-    for op in operations:
-        if st.kind(op) == "contraction" and _group(op) is not None:
-            for value in _rows(op, layouts):
-                maker = st.owner(value)
-                group = None if maker is None or st.kind(maker) not in _READERS else _group(maker)
-                if group is not None and group not in fixed and group != _group(op) and value not in pitches:
-                    n = row_pitch(st.shape(value)[-1], builders.element_type(value).width // 8)
-                    if n is not None and _only_read(value):
-                        pitches[value] = n
-    for value, n in pitches.items():
-        _set(value, n)
+    for op, rows, pitch in found:
+        value = _whole(rows, layouts)
+        maker = None if value is None else st.owner(value)
+        group = None if maker is None or st.kind(maker) not in _READERS else _group(maker)
+        if group is not None and group not in fixed and group != _group(op) and value not in pitches and _only_read(value):
+            pitches[value] = pitch
+    for value, pitch in pitches.items():
+        _set(value, pitch)
     layouts.begin_again()
     for value in [v for v in pitches if not _all_views(v, layouts)]:
         _set(value, 0)
@@ -50,20 +51,24 @@ def _group(op: ir.Operation) -> int | None:
     return ir.IntegerAttr(op.attributes["mlirc.group"]).value if "mlirc.group" in op.attributes else None
 
 
-def _rows(op: ir.Operation, layouts: Layouts) -> Iterator[ir.Value]:
-    """The tensors, of two rows at least, of which a product adds up whole rows that are contiguous."""
+def _rows(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
+    """The operands of which a product adds up whole rows that want a pitch, and that."""
     for v, m in zip(op.operands, st.maps(op)):
-        dims = st.map_dims(m)
-        if len(dims) < 2 or not isinstance(dims[-1], int) or st.iterators(op)[dims[-1]] != "reduction":
-            continue
-        try:
-            layout = layouts.of(v)
-        except NotAView:
-            continue
-        shape = st.shape(layout.root)
-        whole = layout.offset == 0 and layout.strides[-1] == 1 and shape[-1] == st.shape(v)[-1]
-        if whole and any(n != 1 for n in shape[:-1]):
-            yield layout.root
+        dims, shape = st.map_dims(m), st.shape(v)
+        if len(dims) > 1 and dims[-1] is not None and st.iterators(op)[dims[-1]] == "reduction" and any(n != 1 for n in shape[:-1]):
+            pitch = row_pitch(shape[-1], builders.element_type(v).width // 8)
+            if pitch is not None:
+                yield v, pitch
+
+
+def _whole(value: ir.Value, layouts: Layouts) -> ir.Value | None:
+    """The tensor that the value is a view of, if both have the same rows."""
+    try:
+        layout = layouts.of(value)
+    except NotAView:
+        return None
+    same = layout.offset == 0 and layout.strides[-1] == 1 and st.shape(layout.root)[-1] == st.shape(value)[-1]
+    return layout.root if same else None
 
 
 def _only_read(value: ir.Value) -> bool:
