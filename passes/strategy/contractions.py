@@ -11,6 +11,7 @@ from .. import structure as st
 from . import blocks, tiles, traffic
 from .common import PACKED_COLUMNS, WORK_PER_THREAD, has_functions, known, lanes
 from .heights import SUMS_UNDER_WAY, high_row_tile, row_tile, short_tiles
+from .stream import WHY_STREAMED, streamed_by_product
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -95,6 +96,8 @@ class ContractionStrategy:
     row_tiles: int = 4
     """Register tiles of a parallel iteration, one below the other: they share a panel, or with `depth` a block of one."""
     grain: int = 1
+    streamed: list[int] = field(default_factory=list)
+    """The numbers of results that are stored past the caches."""
     strength_reduction: bool = True
     """Whether LLVM looks for other ways to compute addresses than those that are written."""
     kind: str = "contraction"
@@ -119,7 +122,10 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     )
     first, why["groups_first"] = traffic.groups_first(kernel, r, target.caches)
     strategy = replace(strategy, groups_first=first)
-    return _with_addresses(kernel, _with_grain(kernel, r, _with_epilogue(kernel, r, target, strategy)))
+    strategy = _with_addresses(kernel, _with_grain(kernel, r, _with_epilogue(kernel, r, target, strategy)))
+    if large := streamed_by_product(kernel, strategy, target):
+        why["streamed"] = WHY_STREAMED
+    return replace(strategy, streamed=large)
 
 
 def _streamed(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy | None:

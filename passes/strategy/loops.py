@@ -12,7 +12,7 @@ from .common import OF_HALVES, fills_halves, grain, has_functions, why_grain, wh
 from .keep import kept
 from .split import split
 from .stage import staged, staged_along
-from .stream import streamed
+from .stream import WHY_STREAMED, streamed_by_loops
 from .walk import Walk, body_ops, walk
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     plan.combined = -(-plan.rows // 2)
     plan.grain = grain(work)
     why.update(why_grain(work))
-    plan.streamed = streamed(kernel, plan, target)
+    plan.streamed = streamed_by_loops(kernel, plan, target)
     if plan.streamed:
-        why["streamed"] = "no cache has them when they are read, and a store past the caches does not read the line first"
+        why["streamed"] = WHY_STREAMED
     return plan
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from ..phases import phases
 if TYPE_CHECKING:
     from ...lowering.target import Target
     from ..vectorize.kernel import KernelFunction
+    from .contractions import ContractionStrategy
     from .loops import LoopStrategy
 
 LARGE = 16 << 20
@@ -27,33 +29,42 @@ in us (Emerald Rapids, one core, whose third level reads 25 GB/s):
 """
 LARGE_OF_AMD = 32 << 20
 """A third level of so many MB that is nearly as fast as the second has what is smaller. Not measured."""
+WHY_STREAMED = "no cache has them when they are read, and a store past the caches does not read the line first"
 
 
-def streamed(kernel: KernelFunction, plan: LoopStrategy, target: Target) -> list[int]:
-    """The numbers of these results. Those that the kernel itself reads again, and those that take the place of what it reads, are not."""
-    plain = kernel.domain.kind in ("loops", "rows") and plan.lane is not None and not kernel.overwrites
+def streamed_by_loops(kernel: KernelFunction, plan: LoopStrategy, target: Target) -> list[int]:
+    """The numbers of these results, but for those that the kernel itself reads again."""
+    plain = kernel.domain.kind in ("loops", "rows") and plan.lane is not None
     if not plain or any(c is not None for c in (plan.split, plan.staged, plan.transposed, plan.interleaved)):
         return []
     walks = phases(kernel.domain, kernel.results)
     last = walks.walks[-1].stores if walks.walks else walks.row_stores
+    return _streamed(kernel, last, plan.lane, {*plan.parallel, *plan.serial, *plan.inner}, plan.lanes, target)
+
+
+def streamed_by_product(kernel: KernelFunction, plan: ContractionStrategy, target: Target) -> list[int]:
+    """The numbers of these results of a product or a convolution."""
+    if plan.lane is None or plan.turned or plan.dot is not None:
+        return []
+    return _streamed(kernel, range(len(kernel.results)), plan.lane, set(kernel.domain.rows), plan.lanes, target)
+
+
+def _streamed(kernel: KernelFunction, numbers: Sequence[int], lane: int | None, walked: set[int], lanes: int, target: Target) -> list[int]:
+    """Those of the results that are large, and stored in whole vectors: next to each other along the lanes, and along other classes a
+    multiple of a vector further on. What takes the place of an argument is in the cache already."""
     large = LARGE_OF_AMD if target.fetches_into_first else LARGE
-    return [n for n in last if _bytes(kernel, n) >= large and in_whole_vectors(kernel, n, plan)]
+
+    def in_vectors(n: int) -> bool:
+        steps = next((a.steps for a in kernel.accesses.items if a.store and a.value == kernel.results[n]), {})
+        others = [steps.get(c, 0) for c in walked if c != lane]
+        return steps.get(lane) == 1 and all(s is not None and s % lanes == 0 for s in others)  # type: ignore[arg-type]
+
+    if kernel.overwrites:
+        return []
+    return [n for n in numbers if _bytes(kernel, n) >= large and n not in kernel.padded and in_vectors(n)]
 
 
 def _bytes(kernel: KernelFunction, n: int) -> int:
     """Of a result; 0 where that is not known."""
-    total = builders.element_type(kernel.results[n]).width // 8
-    for size in st.shape(kernel.results[n]):
-        total *= size if size >= 0 else 0
-    return total
-
-
-def in_whole_vectors(kernel: KernelFunction, n: int, plan: LoopStrategy) -> bool:
-    """Whether a result whose memory begins with a vector is stored in vectors that all begin a multiple of their size further on."""
-    if n in kernel.padded:
-        return False
-    size = builders.element_type(kernel.results[n]).width // 8
-    steps = next((a.steps for a in kernel.accesses.items if a.store and a.value == kernel.results[n]), {})
-    walked: Sequence[int] = [c for c in {*plan.parallel, *plan.serial, *plan.inner} if c != plan.lane]
-    others = [steps.get(c, 0) for c in walked]
-    return size > 0 and steps.get(plan.lane) == 1 and all(isinstance(s, int) and s % plan.lanes == 0 for s in others)  # type: ignore[arg-type]
+    shape = st.shape(kernel.results[n])
+    return math.prod(shape) * (builders.element_type(kernel.results[n]).width // 8) if min(shape, default=0) >= 0 else 0

@@ -84,7 +84,7 @@ class Contraction(Products):
     def _bind(self, status: ir.Value, slots: list[ir.Value]) -> None:
         """Begin the code of a function that has these slots."""
         self.e = Evaluator(self._vector(), status, self.k.shapes)
-        self.out = self.k.bind(self.e, slots)
+        self.out = self.k.bind(self.e, slots, self.s.streamed)
         self._prepare()
 
     def _vector(self) -> int:

@@ -85,15 +85,15 @@ class KernelFunction:
     def _scalars(self, slots: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
         return {v: slot for v, slot in zip(self.arguments, slots) if not st.is_tensor(v)}
 
-    def bind(self, e: Evaluator, slots: Sequence[ir.Value]) -> list[Memory]:
-        """Tell the evaluator where the arguments are; returns the memory of the results."""
+    def bind(self, e: Evaluator, slots: Sequence[ir.Value], streamed: Sequence[int] = ()) -> list[Memory]:
+        """Tell the evaluator where the arguments are; returns the memory of the results, of which some are stored past the caches."""
         e.known_scalars = self._scalars(slots)
         for v, slot in zip(self.arguments, slots):
             if st.is_tensor(v):
                 e.memory[v] = Memory(slot, [e.number(s) for s in self.strides[v]], v.type.element_type)
         out = []
         for n, (v, strides, slot) in enumerate(zip(self.results, self.stored_strides, list(slots)[len(self.arguments) :])):
-            out.append(Memory(slot, [e.number(s) for s in strides], v.type.element_type, self._begin(n)))
+            out.append(Memory(slot, [e.number(s) for s in strides], v.type.element_type, self._begin(n), n in streamed))
         return out
 
     def place(self, n: int, point: Point, m: Arithmetic) -> Point:

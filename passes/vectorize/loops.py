@@ -22,7 +22,6 @@ from ...dialects.mlir import arith, ir, vector
 from .. import structure as st
 from ..phases import Phase, phases
 from ..strategy import LANE_CHUNK, LoopStrategy, margins, transposes
-from ..strategy.stream import in_whole_vectors
 from . import entry, strided
 from .evaluate import Evaluator
 from .keep import KeptRows
@@ -80,9 +79,7 @@ class Loops:
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
         e.in_front = True
-        self.out = self.k.bind(e, slots)
-        for n in self.s.streamed:
-            self.out[n].streams = in_whole_vectors(self.k, n, self.s)
+        self.out = self.k.bind(e, slots, self.s.streamed)
         self._plan()
         self.kept = KeptRows(self.s, self.d, [v for values in self.keep for v in values], self.env)
         if self.s.staged is not None:

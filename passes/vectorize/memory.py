@@ -18,12 +18,12 @@ class Memory:
     Whole vectors of what `streams` are stored past the caches (`passes.stream_stores`).
     """
 
-    def __init__(self, buffer: ir.Value, strides: Sequence[Number], element: ir.Type, begin: int = 0) -> None:
+    def __init__(self, buffer: ir.Value, strides: Sequence[Number], element: ir.Type, begin: int = 0, streams: bool = False) -> None:
         self.buffer = buffer
         self.begin = begin
         self.strides = list(strides)
         self.element = element
-        self.streams = False
+        self.streams = streams
 
     @property
     def storage(self) -> ir.Type:

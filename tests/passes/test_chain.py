@@ -246,3 +246,9 @@ def test_gradients_of_a_chain(always: None) -> None:
     compiled(*leaves).square().sum().backward()
     for got, want in zip(leaves, step(*(x.double() for x in args))):
         torch.testing.assert_close(got.grad.double(), want, rtol=1e-3, atol=1e-3)
+
+
+def test_what_is_passed_on_is_not_stored_past_the_caches() -> None:
+    """Scores are 50 MB in all, of which those of a few heads are there at a time."""
+    _, plan = chosen(attention_kernel(512, 512, "sapphirerapids", batch=4), "sapphirerapids")
+    assert isinstance(plan, ChainStrategy) and all(part.streamed == [] for part in plan.parts)

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from mlirc.dialects.mlir import ir
-from mlirc.passes.strategy import LoopStrategy
+from mlirc.passes.strategy import ContractionStrategy, LoopStrategy
 from mlirc.passes.stream_stores import stream_stores
 from mlirc.tests.frontend.compare import OPTIONS, compare
 from mlirc.tests.lowering.test_to_llvm import filecheck
-from mlirc.tests.passes.graph_text import generic
+from mlirc.tests.passes.graph_text import generic, matmul
 from mlirc.tests.passes.vectorize.kernels import built, kernel, stages, strategy
 
 TWO = """
@@ -35,20 +35,27 @@ def streamed(text: str) -> str:
 
 def test_stores_ask_where_the_memory_begins():
     filecheck(streamed(TWO), """
-        CHECK-DAG: %[[M:.*]] = memref.extract_aligned_pointer_as_index %arg0
-        CHECK-DAG: arith.remui %[[M]], %{{c64.*}}
-        CHECK-DAG: %[[K:.*]] = memref.extract_aligned_pointer_as_index %arg1
-        CHECK-DAG: arith.remui %[[K]], %{{c32.*}}
+        CHECK: %[[M:.*]] = memref.extract_aligned_pointer_as_index %arg0
+        CHECK: arith.muli %arg4, %c4
+        CHECK: %[[C:.*]] = arith.constant 63 : index
+        CHECK: arith.andi %{{.*}}, %[[C]]
         CHECK: scf.if
         CHECK: vector.store %arg2, %arg0[%arg4] {alignment = 64 : i64, nontemporal = true}
         CHECK: else
         CHECK: vector.store %arg2, %arg0[%arg4] : memref<?xf32>
+        CHECK: arith.constant 31 : index
         CHECK: scf.if
         CHECK: vector.store %arg3, %arg1[%arg4] {alignment = 32 : i64, nontemporal = true}
         CHECK: vector.store %arg2, %arg0[%arg4] : memref<?xf32>
         CHECK: llvm.x86.sse.sfence
         CHECK-NEXT: return
     """)  # fmt: skip
+
+
+def test_the_fence_is_where_no_other_function_goes_on():
+    text = streamed(TWO + "func.func @g(%m: memref<?xf32>, %k: memref<?xbf16>, %v: vector<16xf32>, %w: vector<16xbf16>, %i: index) {\n"
+                    "call @f(%m, %k, %v, %w, %i) : (memref<?xf32>, memref<?xbf16>, vector<16xf32>, vector<16xbf16>, index) -> ()\nreturn\n}\n")  # fmt: skip
+    filecheck(text, "CHECK: func @f\nCHECK-NOT: sfence\nCHECK: func @g\nCHECK: call @f\nCHECK-NEXT: llvm.call_intrinsic \"llvm.x86.sse.sfence\"")
 
 
 def test_other_functions_stay_as_they_are():
@@ -114,6 +121,33 @@ def test_instructions(target, element, register):
     assert "sfence" in code and any("vmovup" in line or "vmovdqu" in line for line in code.splitlines())
 
 
+def product(rows: int, columns: int = 1024, epilogue: str = "", pitch: int | None = None) -> str:
+    """[rows, 8] times [8, columns] in f32."""
+    wide = f"tensor<{rows}x{columns}xf32>"
+    body = matmul("%y", "%a", "%b", rows, 8, columns)
+    result = "%y"
+    if epilogue:
+        body, result = body + generic("%z", [("%y", wide)], wide, body=epilogue), "%z"
+    return kernel([("%a", f"tensor<{rows}x8xf32>"), ("%b", f"tensor<8x{columns}xf32>")], body, [(result, wide)], [(pitch or columns, 1)])
+
+
+@pytest.mark.parametrize("target", ["x86-64-v4", "x86-64-v3"])
+@pytest.mark.parametrize(("text", "wanted"), [(product(4096), True), (product(4095), False), (product(4200, 1021), False), (product(4200, 1021, pitch=1024), True)])
+def test_large_results_of_products(text, wanted, target):
+    chosen = strategy(text, target)
+    assert isinstance(chosen, ContractionStrategy) and chosen.streamed == [0] * wanted
+    code = stages(text, target)["asm"]
+    assert ("vmovnt" in code) == ("sfence" in code) == wanted
+
+
+def test_a_called_epilogue_has_no_fence_of_its_own():
+    text = product(4096, epilogue="%e = math.exp %a0 : f32\n%t = math.tanh %e : f32\n%o = math.erf %t : f32")
+    chosen = strategy(text)
+    assert isinstance(chosen, ContractionStrategy) and chosen.called_epilogue and chosen.streamed == [0]
+    code = stages(text)["vector"], stages(text)["math"]
+    assert "nontemporal" in code[0] and code[1].count("sfence") == 2, "the body, and the function that has threads run it"
+
+
 @pytest.mark.parametrize("begin", [0, 1, 8])
 def test_results_begin_anywhere(begin):
     run = built(doubled(4096, 1024))
@@ -134,6 +168,22 @@ def test_numbers(dtype):
     compare(lambda x: (x[:, :992].exp(), x.sum()), x, options=OPTIONS | {"guard_pages": "end"})
     y = torch.empty(rows * columns + 1, dtype=dtype)[1:]
     compare(lambda x, y: y.copy_(x.reshape(-1) * 2), x, y)
+
+
+LAYERS = {
+    "linear": lambda x, w: F.linear(x, w),
+    "gelu": lambda x, w: F.gelu(F.linear(x, w)) + 1,
+    "both": lambda x, w: ((y := F.linear(x, w)), y.relu()),
+    "added": lambda x, w: F.linear(x, w) + x.sum(-1, keepdim=True),
+    "conv": lambda x, w: F.conv2d(x[: 8 * 96 * 96].view(8, 96, 96, -1).permute(0, 3, 1, 2), w[:128, :, None, None]).relu(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LAYERS)
+def test_products(name, dtype):
+    x, w = torch.randn(73728, 17).to(dtype), torch.randn(128 if dtype == torch.bfloat16 else 64, 17).to(dtype)
+    compare(LAYERS[name], x, w)
 
 
 def test_two_threads_see_what_was_stored():
