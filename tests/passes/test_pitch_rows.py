@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mlirc.benchmarks.verdict import same
 from mlirc.dialects.mlir import ir
 from mlirc.passes import pipeline
 from mlirc.passes import structure as st
@@ -146,3 +147,28 @@ def test_symbolic_rows(also):
 
 def test_gradients():
     compare(layers("norm"), *inputs((33, 33), 1024, grad=True))
+
+
+class OfWeights(torch.nn.Module):
+    """Rows that are made of weights, once, by kernels that differ in sizes only and become one."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.rows = torch.nn.ParameterList([torch.randn(33, w) for w in widths])
+        self.others = torch.nn.ParameterList([torch.randn(w, 17) / w for w in widths])
+
+    def forward(self, x):
+        y = x[:, :17]
+        for p, w in zip(self.rows, self.others):
+            t = torch.tanh(p * p.sigmoid()).exp()
+            y = y + x @ (t @ w) + (x @ t).mean(-1, keepdim=True) + x @ (t @ w.sin())
+        return y
+
+
+def test_rows_that_are_made_of_weights(pitches):
+    torch.manual_seed(0)
+    model, x = OfWeights((1024, 2048, 3072)), torch.randn(5, 33)
+    with torch.no_grad():
+        got, eager = torch.compile(model, backend="mlirc", options=OPTIONS)(x), model(x)
+        assert same([eager], [got], [model.double()(x.double())], torch.float32)
+    assert pitches == [[1040, 2064, 3088]]
