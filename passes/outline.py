@@ -25,6 +25,8 @@ from .overwrite import OVERWRITES, overwritten
 
 PASS_NAME = "mlirc-outline"
 SYMBOL = "kernel"
+_OF_THE_GRAPH = ("mlirc.group", "mlirc.unfused", "mlirc.write", OVERWRITES, "mlirc.apart", "mlirc.spread", "mlirc.in_order", PITCH)
+"""Attributes that say nothing about what a kernel does."""
 
 
 @dataclass
@@ -305,7 +307,7 @@ class _Body:
         needed = [v for v in (*op.operands, *st.captured(op))]
         mapped = {v: self._value(v) for v in needed}
         new = st.operation(op.clone())
-        for name in ("mlirc.group", "mlirc.unfused", "mlirc.write", OVERWRITES, "mlirc.apart", "mlirc.spread", "mlirc.in_order", PITCH, *(() if self.siblings else ("mlirc.siblings",))):
+        for name in (*_OF_THE_GRAPH, *(() if self.siblings else ("mlirc.siblings",))):
             if name in new.attributes:
                 del new.attributes[name]
         if "mlirc.siblings" in new.attributes:  # a number in the graph

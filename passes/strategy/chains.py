@@ -172,12 +172,11 @@ def _batches(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], pa
             plain = s.dot is None and s.shared is None and not s.turned and s.chunk is None and (s.depth is None or s.tiles)
             if not plain or s.row is None or len(k.domain.siblings) > 1:
                 return "a product walks in another way"
-            s = replace(s, lanes_first=False, groups_first=False, streamed=[])  # the next part reads it from cache
+            s = replace(s, lanes_first=False, groups_first=False)
         elif not isinstance(s, LoopStrategy) or s.kind not in ("loops", "rows") or s.split is not None or s.staged is not None or not s.parallel:
             return "a kernel is no plain loop"
-        else:
-            s = replace(s, streamed=[])
-        chosen.append(s)
+        # The next part reads it from cache.
+        chosen.append(replace(s, streamed=[], why={name: reason for name, reason in s.why.items() if name != "streamed"}))
     trips = [_trips(k, s) for k, s in zip(parts, chosen)]
     batch = math.gcd(batch, *trips)
     if not all(_linear(k, s, _values(parts, passed, n), batch) for n, (k, s) in enumerate(zip(parts, chosen))):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...dialects import builders
 from .. import structure as st
 from ..phases import phases
+from .common import LINE
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -28,7 +29,7 @@ in us (Emerald Rapids, one core, whose third level reads 25 GB/s):
    256      40,527      20,857               29,512      20,615
 """
 LARGE_OF_AMD = 32 << 20
-"""A third level of so many MB that is nearly as fast as the second has what is smaller. Not measured."""
+"""Their third level has smaller ones, and reads nearly as fast as the second. Not measured."""
 WHY_STREAMED = "no cache has them when they are read, and a store past the caches does not read the line first"
 
 
@@ -39,19 +40,29 @@ def streamed_by_loops(kernel: KernelFunction, plan: LoopStrategy, target: Target
         return []
     walks = phases(kernel.domain, kernel.results)
     last = walks.walks[-1].stores if walks.walks else walks.row_stores
-    return _streamed(kernel, last, plan.lane, {*plan.parallel, *plan.serial, *plan.inner}, plan.lanes, target)
+    size = plan.merged.get(plan.lane, kernel.domain.sizes[plan.lane])  # type: ignore[arg-type]
+    if not isinstance(size, int) or size < plan.lanes:
+        return []
+    # Rows along the lanes that are reduced one by one: the next vector is stored a reduction later.
+    together = plan.lanes * plan.unroll if plan.inner and plan.lane not in plan.inner else LINE
+    return _streamed(kernel, last, plan.lane, {*plan.parallel, *plan.serial, *plan.inner}, plan.lanes, together, target)
 
 
 def streamed_by_product(kernel: KernelFunction, plan: ContractionStrategy, target: Target) -> list[int]:
     """The numbers of these results of a product or a convolution."""
-    if plan.lane is None or plan.turned or plan.dot is not None:
+    if plan.lane is None or plan.turned or plan.dot is not None or len(kernel.domain.siblings) > 1:
         return []
-    return _streamed(kernel, range(len(kernel.results)), plan.lane, set(kernel.domain.rows), plan.lanes, target)
+    together = plan.lanes * plan.columns
+    return _streamed(kernel, range(len(kernel.results)), plan.lane, set(kernel.domain.rows), plan.lanes, together, target)
 
 
-def _streamed(kernel: KernelFunction, numbers: Sequence[int], lane: int | None, walked: set[int], lanes: int, target: Target) -> list[int]:
+def _streamed(
+    kernel: KernelFunction, numbers: Sequence[int], lane: int | None, walked: set[int], lanes: int, together: int, target: Target
+) -> list[int]:
     """Those of the results that are large, and stored in whole vectors: next to each other along the lanes, and along other classes a
-    multiple of a vector further on. What takes the place of an argument is in the cache already."""
+    multiple of a vector further on; `together` elements at once, which are whole lines. What takes the place of an argument is in the
+    cache already."""
+    # `fetches_into_first`: what tells AMD's CPUs from others.
     large = LARGE_OF_AMD if target.fetches_into_first else LARGE
 
     def in_vectors(n: int) -> bool:
@@ -61,7 +72,8 @@ def _streamed(kernel: KernelFunction, numbers: Sequence[int], lane: int | None, 
 
     if kernel.overwrites:
         return []
-    return [n for n in numbers if _bytes(kernel, n) >= large and n not in kernel.padded and in_vectors(n)]
+    found = [n for n in numbers if _bytes(kernel, n) >= large and n not in kernel.padded and in_vectors(n)]
+    return [n for n in found if together * builders.element_type(kernel.results[n]).width // 8 % LINE == 0]
 
 
 def _bytes(kernel: KernelFunction, n: int) -> int:
