@@ -21,7 +21,7 @@ from ..dialects.mlir import func, ir
 from ..errors import CompileError
 from . import structure as st
 from .chained import CHAIN, RESHAPES, ChainFunction, unshaped
-from .layouts import PITCH, pitch_of
+from .layouts import pitch_of, set_pitches
 from .outline import SYMBOL, Kernel, called, kernel_number
 from .overwrite import OVERWRITES
 from .strategy import select_strategy
@@ -197,8 +197,7 @@ class _Chain:
         op.attributes["mlirc.kernel"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), index)
         sizes = {r: s for c in link.calls for r, s in zip(c.results, ir.ArrayAttr(c.attributes["mlirc.sizes"]))}
         op.attributes["mlirc.sizes"] = ir.ArrayAttr.get([sizes[r] for r in link.results])
-        if any(pitches := [pitch_of(r) for r in link.results]):
-            op.attributes[PITCH] = ir.DenseI64ArrayAttr.get(pitches)
+        set_pitches(op, [pitch_of(r) for r in link.results])
         for old, new in zip(link.results, op.results):
             old.replace_all_uses_with(new)
             self.replaced[old] = new

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from ..dialects import builders
 from ..dialects.mlir import func, ir, tensor
 from . import structure as st
-from .layouts import PITCH, row_major
+from .layouts import pitch_of, row_major, set_pitches
 from .outline import Kernel, called, fuse_locations, kernel_number, texts
 from .overwrite import OVERWRITES
 from .weights import weights_of
@@ -77,9 +77,8 @@ def _share(function: ir.Operation, members: dict[int, General], calls: dict[int,
             operands = [tensor.CastOp(t, v).result for t, v in zip(kind.inputs, op.operands)]
             call = st.operation(func.CallOp(kind.results, name, [*operands, *map(builders.index, sizes)]))
             call.attributes["mlirc.kernel"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), number)
-            for attribute in ("mlirc.sizes", PITCH):
-                if attribute in op.attributes:
-                    call.attributes[attribute] = op.attributes[attribute]
+            call.attributes["mlirc.sizes"] = op.attributes["mlirc.sizes"]
+            set_pitches(call, [pitch_of(r) for r in op.results])
             for old, new in zip(op.results, call.results):
                 old.replace_all_uses_with(tensor.CastOp(old.type, new).result)
         op.erase()

@@ -47,6 +47,14 @@ def pitch_of(value: ir.Value) -> int:
     return st.integers(op.attributes[PITCH])[ir.OpResult(value).result_number]
 
 
+def set_pitches(op: ir.Operation, pitches: Sequence[int]) -> None:
+    """Say so of all results of an op, if there are any that are not dense."""
+    if any(pitches):
+        op.attributes[PITCH] = ir.DenseI64ArrayAttr.get(list(pitches), op.context)
+    elif PITCH in op.attributes:
+        del op.attributes[PITCH]
+
+
 def merges(sizes: Sequence[Extent], strides: Sequence[Extent]) -> bool:
     """Whether dims, outermost first, are one dim with the last one's stride."""
     real = [(n, s) for n, s in zip(sizes, strides) if n != 1]

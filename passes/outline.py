@@ -20,7 +20,7 @@ from ..dialects.mlir import func, ir
 from ..dialects.sizes import Extent
 from . import structure as st
 from .fuse import with_views
-from .layouts import PITCH, Layouts, pitch_of
+from .layouts import PITCH, Layouts, pitch_of, set_pitches
 from .overwrite import OVERWRITES, overwritten
 
 PASS_NAME = "mlirc-outline"
@@ -110,9 +110,7 @@ class _Outline:
             op.attributes["mlirc.write"] = writes[0]
         if body.overwrites:
             op.attributes[OVERWRITES] = ir.DenseI64ArrayAttr.get(body.overwrites)
-        pitches = [pitch_of(v) for v in stored]
-        if any(pitches):
-            op.attributes[PITCH] = ir.DenseI64ArrayAttr.get(pitches)
+        set_pitches(op, [pitch_of(v) for v in stored])
         for old, new in zip(stored, op.results):
             old.replace_all_uses_with(new)
         self.replaced += members

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from ..dialects import builders
 from ..dialects.mlir import ir
 from . import structure as st
-from .layouts import PITCH, Layouts, NotAView
+from .layouts import Layouts, NotAView, pitch_of, set_pitches
 from .overwrite import OVERWRITES
 from .strategy.traffic import row_pitch
 
@@ -84,9 +84,8 @@ def _only_read(value: ir.Value) -> bool:
 
 
 def _set(value: ir.Value, pitch: int) -> None:
-    op, n = st.operation(value.owner), ir.OpResult(value).result_number
-    pitches = st.integers(op.attributes[PITCH]) if PITCH in op.attributes else [0] * len(op.results)
-    op.attributes[PITCH] = ir.DenseI64ArrayAttr.get([*pitches[:n], pitch, *pitches[n + 1 :]], op.context)
+    op = st.operation(value.owner)
+    set_pitches(op, [pitch if r == value else pitch_of(r) for r in op.results])
 
 
 def _all_views(value: ir.Value, layouts: Layouts) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...dialects import builders
@@ -35,45 +34,44 @@ WHY_STREAMED = "no cache has them when they are read, and a store past the cache
 
 def streamed_by_loops(kernel: KernelFunction, plan: LoopStrategy, target: Target) -> list[int]:
     """The numbers of these results, but for those that the kernel itself reads again."""
-    plain = kernel.domain.kind in ("loops", "rows") and plan.lane is not None
-    if not plain or any(c is not None for c in (plan.split, plan.staged, plan.transposed, plan.interleaved)):
+    if not (large := _large(kernel, target)) or kernel.domain.kind not in ("loops", "rows") or plan.lane is None:
+        return []
+    if any(c is not None for c in (plan.split, plan.staged, plan.transposed, plan.interleaved)):
         return []
     walks = phases(kernel.domain, kernel.results)
     last = walks.walks[-1].stores if walks.walks else walks.row_stores
-    size = plan.merged.get(plan.lane, kernel.domain.sizes[plan.lane])  # type: ignore[arg-type]
+    size = plan.merged.get(plan.lane, kernel.domain.sizes[plan.lane])
     if not isinstance(size, int) or size < plan.lanes:
         return []
     # Rows along the lanes that are reduced one by one: the next vector is stored a reduction later.
-    together = plan.lanes * plan.unroll if plan.inner and plan.lane not in plan.inner else LINE
-    return _streamed(kernel, last, plan.lane, {*plan.parallel, *plan.serial, *plan.inner}, plan.lanes, together, target)
+    together = plan.lanes * plan.unroll if plan.inner and plan.lane not in plan.inner else None
+    walked = {*plan.parallel, *plan.serial, *plan.inner}
+    return [n for n in large if n in last and _in_lines(kernel, n, plan.lane, walked, plan.lanes, together)]
 
 
 def streamed_by_product(kernel: KernelFunction, plan: ContractionStrategy, target: Target) -> list[int]:
     """The numbers of these results of a product or a convolution."""
     if plan.lane is None or plan.turned or plan.dot is not None or len(kernel.domain.siblings) > 1:
         return []
-    together = plan.lanes * plan.columns
-    return _streamed(kernel, range(len(kernel.results)), plan.lane, set(kernel.domain.rows), plan.lanes, together, target)
+    walked, together = set(kernel.domain.rows), plan.lanes * plan.columns
+    return [n for n in _large(kernel, target) if _in_lines(kernel, n, plan.lane, walked, plan.lanes, together)]
 
 
-def _streamed(
-    kernel: KernelFunction, numbers: Sequence[int], lane: int | None, walked: set[int], lanes: int, together: int, target: Target
-) -> list[int]:
-    """Those of the results that are large, and stored in whole vectors: next to each other along the lanes, and along other classes a
-    multiple of a vector further on; `together` elements at once, which are whole lines. What takes the place of an argument is in the
-    cache already."""
+def _large(kernel: KernelFunction, target: Target) -> list[int]:
+    """The results that no cache has later; quickly asked, since few kernels have any. What takes the place of an argument is in one already."""
     # `fetches_into_first`: what tells AMD's CPUs from others.
-    large = LARGE_OF_AMD if target.fetches_into_first else LARGE
+    least = LARGE_OF_AMD if target.fetches_into_first else LARGE
+    return [] if kernel.overwrites else [n for n in range(len(kernel.results)) if _bytes(kernel, n) >= least]
 
-    def in_vectors(n: int) -> bool:
-        steps = next((a.steps for a in kernel.accesses.items if a.store and a.value == kernel.results[n]), {})
-        others = [steps.get(c, 0) for c in walked if c != lane]
-        return steps.get(lane) == 1 and all(s is not None and s % lanes == 0 for s in others)  # type: ignore[arg-type]
 
-    if kernel.overwrites:
-        return []
-    found = [n for n in numbers if _bytes(kernel, n) >= large and n not in kernel.padded and in_vectors(n)]
-    return [n for n in found if together * builders.element_type(kernel.results[n]).width // 8 % LINE == 0]
+def _in_lines(kernel: KernelFunction, n: int, lane: int, walked: set[int], lanes: int, together: int | None) -> bool:
+    """Whether a result is stored in whole vectors (next to each other along the lanes, and along other classes a multiple of a vector further
+    on), and of these `together` elements at once, which are whole lines; None: one vector after the other."""
+    steps = next((a.steps for a in kernel.accesses.items if a.store and a.value == kernel.results[n]), {})
+    others = [steps.get(c, 0) for c in walked if c != lane]
+    vectors = steps.get(lane) == 1 and all(s is not None and s % lanes == 0 for s in others)
+    lines = together is None or together * builders.element_type(kernel.results[n]).width // 8 % LINE == 0
+    return n not in kernel.padded and vectors and lines
 
 
 def _bytes(kernel: KernelFunction, n: int) -> int:

@@ -37,15 +37,6 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_pass, "too_few_chunks", lambda *_: "")
 
 
-@pytest.fixture
-def outlined(monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
-    """Fills with the kernels of what is compiled."""
-    found: list[Kernel] = []
-    compile_kernels = driver.compile_kernels
-    monkeypatch.setattr(driver, "compile_kernels", lambda ks, *a, **k: found.extend(ks) or compile_kernels(ks, *a, **k))
-    return found
-
-
 def heads(n: int, *, batch: int = 1, heads: int = 12, size: int = 32, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """[batch, heads, n, size], as a projection leaves it: heads next to each other."""
     return torch.randn(batch, n, heads, size, dtype=dtype).transpose(1, 2)

@@ -7,10 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mlirc import driver
 from mlirc.dialects.mlir import ir
 from mlirc.lowering.target import Target
-from mlirc.passes.outline import Kernel
 from mlirc.passes.strategy import ContractionStrategy, LoopStrategy
 from mlirc.passes.stream_stores import stream_stores
 from mlirc.tests.frontend.compare import OPTIONS, compare
@@ -201,17 +199,8 @@ def streams(text: str) -> bool:
     return bool(strategy(text, Target.host()).streamed)
 
 
-@pytest.fixture
-def compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
-    """Fills with the kernels of what is compiled."""
-    found: list[Kernel] = []
-    compile_kernels = driver.compile_kernels
-    monkeypatch.setattr(driver, "compile_kernels", lambda ks, *a, **k: found.extend(ks) or compile_kernels(ks, *a, **k))
-    return found
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_numbers(dtype, compiled_kernels):
+def test_numbers(dtype, outlined):
     """Of norms, and through guarded memory, which begins anywhere."""
     columns, rows = 992, 32 * 1024 * 1024 // dtype.itemsize // 992 + 3
     x = torch.randn(rows, 1000).to(dtype)
@@ -219,9 +208,9 @@ def test_numbers(dtype, compiled_kernels):
         (lambda x: F.layer_norm(x[:, :columns], (columns,)) + 1, {}),
         (lambda x: (x[:, :columns].exp(), x.sum()), {"guard_pages": "end"}),
     ):
-        compiled_kernels.clear()
+        outlined.clear()
         compare(f, x, options=OPTIONS | options)
-        assert any(streams(k.text) for k in compiled_kernels)
+        assert any(streams(k.text) for k in outlined)
 
 
 LAYERS = {
@@ -235,15 +224,15 @@ LAYERS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LAYERS)
-def test_products(name, dtype, compiled_kernels):
+def test_products(name, dtype, outlined):
     x, w = torch.randn(131072, 17).to(dtype), torch.randn(256 // dtype.itemsize, 17).to(dtype)
     compare(LAYERS[name], x, w)
     if not Target.host().has_avx512:
         pytest.skip("products with AVX2 store a vector and a half of a line at a time")
-    assert any(streams(k.text) for k in compiled_kernels)
+    assert any(streams(k.text) for k in outlined)
 
 
-def test_two_threads_see_what_was_stored(compiled_kernels):
+def test_two_threads_see_what_was_stored(outlined):
     x, threads = torch.randn(8192, 1536), torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -252,4 +241,4 @@ def test_two_threads_see_what_was_stored(compiled_kernels):
         assert all(map(torch.equal, compiled(x), (x * 2, x + 1)))
     finally:
         torch.set_num_threads(threads)
-    assert any(streams(k.text) for k in compiled_kernels)
+    assert any(streams(k.text) for k in outlined)
