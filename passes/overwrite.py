@@ -41,7 +41,7 @@ class _Overwrite:
         self.groups: dict[int, list[ir.Operation]] = {}
         self.group_of: dict[ir.Operation, int] = {}
         for at, op in enumerate(self.ops[:-1]):
-            number = _group(op, -at - 1 if st.kind(op) == "call" else None)
+            number = st.group_number(op, -at - 1 if st.kind(op) == "call" else None)
             if number is not None:
                 self.groups.setdefault(number, []).append(op)
                 self.group_of[op] = number
@@ -129,10 +129,6 @@ class _Overwrite:
             left += [b for b in self.before[g] if b not in seen]
             seen |= self.before[g]
         return False
-
-
-def _group(op: ir.Operation, otherwise: int | None) -> int | None:
-    return ir.IntegerAttr(op.attributes["mlirc.group"]).value if "mlirc.group" in op.attributes else otherwise
 
 
 def overwritten(stored: Sequence[ir.Value]) -> list[int]:

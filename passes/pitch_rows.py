@@ -27,28 +27,24 @@ _FIXED = ("mlirc.write", OVERWRITES)
 def pitch_rows(function: ir.Operation) -> None:
     """Leave `mlirc.pitch` on the ops that make such rows: for each result the elements from row to row, 0 where it is dense."""
     operations = [st.operation(o) for o in function.regions[0].blocks[0].operations]
-    products = [op for op in operations if st.kind(op) == "contraction" and _group(op) is not None]
+    products = [op for op in operations if st.kind(op) == "contraction" and st.group_number(op) is not None]
     found = [(op, v, pitch) for op in products for v, pitch in _rows(op)]
     if not found:
         return
-    fixed = {_group(op) for op in operations if any(name in op.attributes for name in _FIXED)}
+    fixed = {st.group_number(op) for op in operations if any(name in op.attributes for name in _FIXED)}
     layouts = Layouts(function)
     pitches: dict[ir.Value, int] = {}
     for op, rows, pitch in found:
         value = _whole(rows, layouts)
         maker = None if value is None else st.owner(value)
-        group = None if maker is None or st.kind(maker) not in _READERS else _group(maker)
-        if group is not None and group not in fixed and group != _group(op) and value not in pitches and _only_read(value):
+        group = None if maker is None or st.kind(maker) not in _READERS else st.group_number(maker)
+        if group is not None and group not in fixed and group != st.group_number(op) and value not in pitches and _only_read(value):
             pitches[value] = pitch
     for value, pitch in pitches.items():
         _set(value, pitch)
     layouts.begin_again()
     for value in [v for v in pitches if not _all_views(v, layouts)]:
         _set(value, 0)
-
-
-def _group(op: ir.Operation) -> int | None:
-    return ir.IntegerAttr(op.attributes["mlirc.group"]).value if "mlirc.group" in op.attributes else None
 
 
 def _rows(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
@@ -78,7 +74,7 @@ def _only_read(value: ir.Value) -> bool:
         if st.kind(op) == "view":
             if not _only_read(op.results[0]):
                 return False
-        elif st.kind(op) not in _READERS or _group(op) is None:
+        elif st.kind(op) not in _READERS or st.group_number(op) is None:
             return False
     return True
 

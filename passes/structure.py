@@ -133,6 +133,11 @@ _KINDS = {
 }
 
 
+def group_number(op: ir.Operation, otherwise: int | None = None) -> int | None:
+    """Of the fused group that an op is in; `otherwise` for those in none."""
+    return ir.IntegerAttr(op.attributes["mlirc.group"]).value if "mlirc.group" in op.attributes else otherwise
+
+
 def iterators(op: ir.Operation) -> list[str]:
     """`parallel` or `reduction` for each loop of a linalg.generic."""
     return list(_iterators(op.attributes["iterator_types"]))
