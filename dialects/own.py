@@ -10,11 +10,11 @@ the update, or "set". An update whose index is out of range is dropped and sets 
 the memory of %init (see `passes.in_place`).
 
     %order, %ends = "mlirc.bucket"(%rows, %space)
-    %r = "mlirc.segments"(%init, %updates, %order, %ends) {combine, target: as above}
+    %r = "mlirc.segments"(%init, %sorted, %ends) {combine, target: as above}
 
 The same, with the updates of each row together: %order has the numbers of the updates by row, in their order within it, and those of row r end
-at %ends[r], where those of row r + 1 begin. %space says how many rows there are. An index out of range sets the status, and no row
-has updates then. Each row is computed by itself, and so %init is only read: it may be computed in the kernel, and the result be read there.
+at %ends[r], where those of row r + 1 begin. %space says how many rows there are. %sorted are the updates in this order. An index out of range
+sets the status, and no row has updates then (%order is zeros). Each row is computed by itself, and so %init is only read: it may be computed in the kernel, and the result be read there.
 
     %s = "mlirc.scan"(%x) {combine = "arith.addf", dim = 1}
 
@@ -50,7 +50,6 @@ class ScatterOp(Mlirc.Operation, name="scatter"):  # type: ignore[call-arg, name
 class SegmentsOp(Mlirc.Operation, name="segments"):  # type: ignore[call-arg, name-defined]
     init: ext.Operand[Any]
     updates: ext.Operand[Any]
-    order: ext.Operand[Any]
     ends: ext.Operand[Any]
     target: Any
     combine: Any
@@ -135,22 +134,23 @@ def scatter(
 
 
 def bucket(index: ir.Value, space: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The order of updates by the row that `index` (rank 1, any integer type) names, and where those of each row end; both i64.
+    """The order of updates by the row that `index` (rank 1, any integer type) names, and where those of each row end.
 
-    `space` is a tensor with an element for each row.
+    Both are i32 where neither can have 2^31 elements, else i64. `space` is a tensor with an element for each row.
     """
     load()
-    i64 = ir.IntegerType.get_signless(64)
-    kinds = [ir.RankedTensorType.get(list(v.type.shape), i64) for v in (index, space)]
+    shapes = [list(v.type.shape) for v in (index, space)]
+    element = ir.IntegerType.get_signless(32 if all(0 <= n < 1 << 31 for (n,) in shapes) else 64)
+    kinds = [ir.RankedTensorType.get(shape, element) for shape in shapes]
     op = BucketOp(index, space, order=kinds[0], ends=kinds[1])
     return op.order, op.ends
 
 
-def segments(scatter: ir.Operation, order: ir.Value, ends: ir.Value) -> ir.Value:
-    """What a scatter makes, from updates in the order that `bucket` gives."""
+def segments(scatter: ir.Operation, updates: ir.Value, ends: ir.Value) -> ir.Value:
+    """What a scatter makes, from its updates in the order that `bucket` gives."""
     load()
     fields = (scatter.attributes[name] for name in ("target", "combine"))
-    return SegmentsOp(*scatter.operands[:2], order, ends, *fields, result=scatter.results[0].type).result
+    return SegmentsOp(scatter.operands[0], updates, ends, *fields, result=scatter.results[0].type).result
 
 
 def indices(op: ir.Operation) -> list[ir.Value]:

@@ -1,10 +1,11 @@
 """Updates of rows are sorted into buckets, one for each row, before they are made, where that is faster.
 
     %r = scatter(%init, %updates, %rows)      ->    %order, %ends = bucket(%rows, %space)
-                                                    %r = segments(%init, %updates, %order, %ends)
+                                                    %sorted = generic %updates[%order[e], ...]
+                                                    %r = segments(%init, %sorted, %ends)
 
-for one index to a row, as `index_add` and the sums of graph networks have it. Updates are still made in their order, so that sums
-round as before. Several scatters by the same index share the buckets (the layers of a graph network). Where `strategy` sees no gain
+for one index to a row, as `index_add` and the sums of graph networks have it. `sorted_updates` has the second step: of rows that are gathered
+it is the index that is sorted. Updates are still made in their order, so that sums round as before. Several scatters by the same index share the buckets (the layers of a graph network). Where `strategy` sees no gain
 the reason is left as the remark attribute `mlirc.in_order`.
 """
 
@@ -17,6 +18,7 @@ from ..dialects.mlir import ir
 from ..dialects.sizes import Extent
 from . import structure as st
 from .layouts import Layouts
+from .sorted_updates import Sorter
 from .strategy import why_in_order
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ def bucket_updates(function: ir.Operation, target: Target) -> None:
     layouts = Layouts(function)
     buckets: dict[tuple[ir.Value, Extent], tuple[ir.Value, ir.Value]] = {}
     replaced: list[ir.Operation] = []
+    sorter = Sorter(layouts)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         along = _indexed_dim(op, layouts) if op.name == "mlirc.scatter" else None
         if along is None:
@@ -47,10 +50,11 @@ def bucket_updates(function: ir.Operation, target: Target) -> None:
             with ir.InsertionPoint(op), op.location:
                 buckets[key] = own.bucket(index, _space(shape[along], op.results[0], along, layouts))
         with ir.InsertionPoint(op), op.location:
-            op.results[0].replace_all_uses_with(own.segments(op, *buckets[key]))
+            order, ends = buckets[key]
+            op.results[0].replace_all_uses_with(own.segments(op, sorter.sorted(updates, along, order), ends))
         replaced.append(op)
     # Not sooner: a new op may get the address of an erased one, and with it what `layouts` remembers about it.
-    for op in replaced:
+    for op in replaced + sorter.replaced:
         op.erase()
 
 

@@ -13,6 +13,18 @@ from .layouts import Layouts
 def copy(value: ir.Value, layouts: Layouts, write: int | None = None) -> ir.Value:
     """An identity generic: the value, row-major in a buffer of its own."""
     rank = len(st.shape(value))
+    init = empty_like(value, layouts)
+    identity = builders.identity(rank)
+    (out,) = builders.generic([value], [init], [identity, identity], "p" * rank, lambda v, _: [v])
+    if out.type != value.type:
+        raise AssertionError((out.type, value.type))
+    if write is not None:
+        st.operation(out.owner).attributes["mlirc.write"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), write)
+    return out
+
+
+def empty_like(value: ir.Value, layouts: Layouts) -> ir.Value:
+    """A tensor of the same type, of which nothing is read."""
     layouts.sizes.forget()
     sizes: list[int | ir.Value] = []
     for static, s in zip(st.shape(value), layouts.shapes.of(value)):
@@ -21,14 +33,7 @@ def copy(value: ir.Value, layouts: Layouts, write: int | None = None) -> ir.Valu
             sizes.append(arith.constant(ir.IndexType.get(), s) if isinstance(s, int) else layouts.sizes.value(s))
         else:
             sizes.append(static)
-    init = builders.empty(sizes, builders.element_type(value))
-    identity = builders.identity(rank)
-    (out,) = builders.generic([value], [init], [identity, identity], "p" * rank, lambda v, _: [v])
-    if out.type != value.type:
-        raise AssertionError((out.type, value.type))
-    if write is not None:
-        st.operation(out.owner).attributes["mlirc.write"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), write)
-    return out
+    return builders.empty(sizes, builders.element_type(value))
 
 
 def reordered(value: ir.Value, order: Sequence[int], layouts: Layouts, widened: ir.Type | None = None) -> ir.Value:

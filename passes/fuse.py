@@ -26,6 +26,7 @@ from .domain import Invalid, analyse, operand_loops
 from .epilogues import taken_over
 from .padded import without_padding
 from .repetition import looks_up_lanes, much_padding, often_copied, repeats, too_often
+from .sorted_updates import SORTED
 from .weights import weights_of
 
 PASS_NAME = "mlirc-fuse"
@@ -213,8 +214,11 @@ class _Fusion:
             return "operands of a contraction are stored"
         if consumer not in self.constant and any(op in self.apart for op in self.groups[other]):
             return "depends on weights alone"
-        if any("mlirc.spread" in op.attributes for op in self.groups[other]) and st.kind(consumer) in ("elementwise", "reduction"):
-            return "stored for each element of a run"
+        if st.kind(consumer) in ("elementwise", "reduction"):
+            if any("mlirc.spread" in op.attributes for op in self.groups[other]):
+                return "stored for each element of a run"
+            if any(SORTED in op.attributes for op in self.groups[other]):
+                return "sorted once, not for each block of a row"
         if st.kind(consumer) == "pad" and self._anchored(other):
             if not _is_for_convolutions(consumer.results[0]):
                 return "padding is looked for where it is read"

@@ -73,10 +73,26 @@ class Graph:
             # Of ops that are defined in Python, MLIR does not know that they have no side effects.
             own = [st.operation(o) for b in self.function.regions[0].blocks for o in b.operations if o.operation.name in PURE]
             dead = [o for o in own if not any(True for r in o.results for _ in r.uses)]
+            if not dead:
+                dead = _repeated(own)
             for o in dead:
                 o.erase()
             if not dead:
                 return
+
+
+def _repeated(ops: Sequence[ir.Operation]) -> list[ir.Operation]:
+    """Those that do what one before them does, whose results are read instead."""
+    first: dict[tuple[object, ...], ir.Operation] = {}
+    repeated = []
+    for op in ops:
+        attributes = tuple(sorted((a, str(op.attributes[a])) for a in op.attributes))
+        before = first.setdefault((op.name, op.block, *op.operands, attributes), op)
+        if before is not op:
+            for mine, other in zip(op.results, before.results):
+                mine.replace_all_uses_with(other)
+            repeated.append(op)
+    return repeated
 
 
 def _cleaned(*steps: Callable[[ir.Operation], bool | None]) -> Callable[[Graph], None]:
@@ -151,7 +167,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "siblings": lambda graph: mark_siblings(graph.function, graph.target),
     "fusion": lambda graph: fuse(graph.function, Layouts(graph.function).shapes),
     "overwrite": lambda graph: overwrite(graph.function),
-    "pitch-rows": lambda graph: pitch_rows(graph.function),
+    "pitch-rows": lambda graph: pitch_rows(graph.function, graph.target),
     "outline": _outline,
     "generalize": _generalize,
     "chain": _chain,

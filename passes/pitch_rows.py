@@ -1,22 +1,29 @@
-"""Rows that a product reads, and that would evict one another from the first-level cache, lie further apart than they are long.
+"""Rows that a product reads, or whose gathered blocks are added up, and that would evict one another from a cache, lie further apart than
+they are long.
 
     %h = generic gelu ... : [128, 3072] {group 4}                     %h = generic gelu ... {group 4, mlirc.pitch = [3104]}
     %y = contraction %h, %w             {group 5}              ->     %y = contraction %h, %w {group 5}
 
 Runs on the groups of the fusion: for what one group of ops leaves for others, which takes memory with some elements between its rows then.
-`strategy.traffic.row_pitch` says which rows those are. What is returned, or read by anything but ops with strides of their own, stays dense.
+`strategy.traffic.row_pitch` says which rows of products those are, `strategy.scatter.gathered_pitch` which of sums. What is returned, or read by anything but ops with strides of their own, stays dense.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ..dialects import builders
 from ..dialects.mlir import ir
 from . import structure as st
 from .layouts import Layouts, NotAView, pitch_of, set_pitches
 from .overwrite import OVERWRITES
+from .strategy.scatter import gathered_pitch
 from .strategy.traffic import row_pitch
+
+if TYPE_CHECKING:
+    from ..lowering.target import Target
 
 PASS_NAME = "mlirc-pitch-rows"
 
@@ -24,11 +31,12 @@ _READERS = ("contraction", "elementwise", "reduction")
 _FIXED = ("mlirc.write", OVERWRITES)
 
 
-def pitch_rows(function: ir.Operation) -> None:
+def pitch_rows(function: ir.Operation, target: Target) -> None:
     """Leave `mlirc.pitch` on the ops that make such rows: for each result the elements from row to row, 0 where it is dense."""
     operations = [st.operation(o) for o in function.regions[0].blocks[0].operations]
-    products = [op for op in operations if st.kind(op) == "contraction" and st.group_number(op) is not None]
-    found = [(op, v, pitch) for op in products for v, pitch in _rows(op)]
+    grouped = [op for op in operations if st.group_number(op) is not None]
+    found = [(op, v, pitch) for op in grouped if st.kind(op) == "contraction" for v, pitch in _rows(op)]
+    found += [(op, v, pitch) for op in grouped if st.kind(op) == "segments" for v, pitch in _tables(op, target)]
     if not found:
         return
     fixed = {st.group_number(op) for op in operations if any(name in op.attributes for name in _FIXED)}
@@ -57,6 +65,23 @@ def _rows(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
                 yield v, pitch
 
 
+def _tables(op: ir.Operation, target: Target) -> Iterator[tuple[ir.Value, int]]:
+    """The tables whose rows are gathered for sums, and want a pitch, and that."""
+    made, left = {op}, [op.operands[1]]
+    while left:
+        maker = st.owner(left.pop())
+        if maker is None or maker in made or st.kind(maker) not in ("elementwise", "view"):
+            continue
+        made.add(maker)
+        left += maker.operands
+        updates = st.shape(maker.results[0])
+        for table in st.captured(maker):
+            if st.is_tensor(table) and len(st.shape(table)) == 2 and min(*st.shape(table), *updates) > 0:
+                pitch = gathered_pitch(*st.shape(table), math.prod(updates[:-1]), builders.element_type(table).width // 8, target)
+                if pitch is not None:
+                    yield table, pitch
+
+
 def _whole(value: ir.Value, layouts: Layouts) -> ir.Value | None:
     """The tensor that the value is a view of, if both have the same rows."""
     try:
@@ -70,13 +95,21 @@ def _whole(value: ir.Value, layouts: Layouts) -> ir.Value | None:
 def _only_read(value: ir.Value) -> bool:
     """Whether all that looks at a tensor, or at views of it, are ops of groups that read it as their maps say."""
     for use in value.uses:
-        op = st.operation(use.owner)
+        op = _in_function(use.owner)
         if st.kind(op) == "view":
             if not _only_read(op.results[0]):
                 return False
         elif st.kind(op) not in _READERS or st.group_number(op) is None:
             return False
     return True
+
+
+def _in_function(reader: ir.Operation) -> ir.Operation:
+    """The op of the function that reads something, in a region of its own or not."""
+    op = st.operation(reader)
+    while (parent := op.parent) is not None and st.operation(parent).name != "func.func":
+        op = st.operation(parent)
+    return op
 
 
 def _set(value: ir.Value, pitch: int) -> None:
@@ -96,7 +129,7 @@ def _all_views(value: ir.Value, layouts: Layouts) -> bool:
 
 def _views(value: ir.Value) -> Iterator[ir.Value]:
     for use in value.uses:
-        op = st.operation(use.owner)
+        op = _in_function(use.owner)
         if st.kind(op) == "view":
             yield op.results[0]
             yield from _views(op.results[0])

@@ -31,7 +31,8 @@ Value = int | bool | None
 
 CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "lines", "depth", "group", "chunk", "near", "lanes_first", "groups_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "streams", "steps", "rows_copied", "rows_once", "overlapped", "reads_ahead", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "in_turns", "stores_together", "grain")
-_FLAGS = ("lanes_first", "groups_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "reads_ahead", "in_turns", "stores_together")
+SEGMENTS_FIELDS = ("lanes", "unroll", "ahead", "blocks_outside", "grain")
+_FLAGS = ("lanes_first", "groups_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "reads_ahead", "in_turns", "stores_together", "blocks_outside")
 _OR_NONE = ("lines", "depth", "chunk", "near")
 _STACK = 1024 << 10
 """Bytes of sums between blocks of the reduction: they are on the stack of a thread."""
@@ -102,7 +103,9 @@ def adjusted(kernel: KernelFunction, target: Target, strategy: Strategy, adjustm
 
 
 def _fields_of(strategy: Strategy) -> tuple[str, ...]:
-    return CONTRACTION_FIELDS if isinstance(strategy, ContractionStrategy) else LOOP_FIELDS
+    if isinstance(strategy, ContractionStrategy):
+        return CONTRACTION_FIELDS
+    return SEGMENTS_FIELDS if strategy.kind == "segments" else LOOP_FIELDS
 
 
 def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -> Strategy | str:
@@ -322,7 +325,7 @@ def _parse(text: str) -> Pin:
     fields: dict[str, Value] = {}
     for part in parts:
         name, eq, value = part.partition("=")
-        valid = dict.fromkeys((*CONTRACTION_FIELDS, *LOOP_FIELDS))
+        valid = dict.fromkeys((*CONTRACTION_FIELDS, *LOOP_FIELDS, *SEGMENTS_FIELDS))
         if name not in valid:
             raise OptionError(f"option pin: unknown field {name!r}; valid fields: {', '.join(valid)}")
         words: dict[str, Value] = {"true": True, "false": False, "none": None}

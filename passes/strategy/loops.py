@@ -71,6 +71,8 @@ class LoopStrategy:
     """The numbers of results that are stored past the caches."""
     ahead: int = 0
     """Updates of a scatter from fetching one to adding it."""
+    blocks_outside: bool = False
+    """Rows that are gathered are walked once for each block of their elements, which stays in the second cache that way."""
     why: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     """A reason for each choice, for people."""
 

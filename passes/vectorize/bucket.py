@@ -4,7 +4,7 @@
     total = 0; for r: ends[r], total = total, total + ends[r]     # where they begin
     for e: order[ends[rows[e]]++] = e             # the beginnings become the ends
 
-If an index is out of range, that is the status, and no row has updates.
+If an index is out of range, that is the status, and no row has updates; the order is of zeros then, as others read what it names.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class _Bucket:
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         e = self.e = Evaluator(self.s.lanes, status, self.k.shapes)
         memory = dict(zip(self.k.results, self.k.bind(e, slots)))
-        self.order, self.ends = (memory[r] for r in self.op.results)
+        order, self.ends = memory.get(self.op.results[0]), memory[self.op.results[1]]
         (updates,), (rows,) = (map(e.size, self.k.shapes.of(r)) for r in self.op.results)
-        i64 = ir.IntegerType.get_signless(64)
-        zero, one = builders.constant(i64, 0), builders.constant(i64, 1)
+        element = builders.element_type(self.op.results[0])
+        zero, one = builders.constant(element, 0), builders.constant(element, 1)
 
         def nothing(r: Number, _: Values) -> Values:
             e.store(self.ends, (Index(r),), zero)
@@ -53,12 +53,17 @@ class _Bucket:
 
         def start(r: Number, carried: Values) -> Values:
             many = self._load(self.ends, e.math.value(r))
-            e.store(self.ends, (Index(r),), carried[0])
-            return [arith.addi(carried[0], many)]
+            end = arith.addi(carried[0], many)
+            e.store(self.ends, (Index(r),), end if order is None else carried[0])
+            return [end]
 
         def place(i: Number, _: Values) -> Values:
             at = self._count(self._row(i), one)
-            e.store(self.order, (Index(arith.index_cast(ir.IndexType.get(), at)),), arith.index_cast(i64, e.math.value(i)))
+            e.store(order, (Index(arith.index_cast(ir.IndexType.get(), at)),), arith.index_cast(element, e.math.value(i)))
+            return []
+
+        def first(i: Number, _: Values) -> Values:
+            e.store(order, (Index(i),), zero)
             return []
 
         loop(e, 0, rows, 1, [], nothing)
@@ -68,7 +73,11 @@ class _Bucket:
         (inside,) = loop(e, 0, counted, 1, [inside], count)
         e.check(inside, "IndexError")
         branch = scf.IfOp(inside, has_else=True)
-        for block, steps in ((branch.then_block, [(rows, [zero], start), (updates, [], place)]), (branch.else_block, [(rows, [], nothing)])):
+        sorting = [(rows, [zero], start)], [(rows, [], nothing)]
+        if order is not None:  # it is wanted, too
+            sorting[0].append((updates, [], place))
+            sorting[1].append((updates, [], first))
+        for block, steps in zip((branch.then_block, branch.else_block), sorting):
             e.math.enter()
             with ir.InsertionPoint(block):
                 for n, carried, step in steps:

@@ -3,13 +3,15 @@
     for r in rows (threads share them)
       for blocks of the row, in registers:
         sums = init[r, block]
-        for i = ends[r - 1] to ends[r]: sums += updates[order[i], block]; fetch updates[order[i + ahead], block]
+        for i = ends[r - 1] to ends[r]: sums += updates[i, block]; fetch updates[i + ahead, block]
         result[r, block] = epilogue(sums)
+
+or, with `blocks_outside`, all rows for one block after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...dialects import own
 from ...dialects.mlir import arith, ir
@@ -25,6 +27,10 @@ from .lanes import Index, Number, Point
 from .memory import Memory
 from .nest import Values, constant_mask, loop
 
+Block = Callable[[Number, int], None]
+"""Called with the first element of a block, and their number."""
+Blocks = Callable[[Block], None]
+
 
 def vectorize_segments(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:
     """Build the module of a kernel whose anchor is such a scatter."""
@@ -38,7 +44,7 @@ class _Segments:
         self.s = strategy
         assert kernel.domain.anchor is not None
         self.op = kernel.domain.anchor
-        self.init, self.updates, self.order, self.ends = self.op.operands
+        self.init, self.updates, self.ends = self.op.operands
         *self.update_loops, self.row = kernel.domain.loops[self.op]
         self.env: dict[int, Index] = {}
 
@@ -51,35 +57,45 @@ class _Segments:
         self.stored: list[tuple[ir.Value, Memory]] = list(zip(self.k.results, self.k.bind(e, slots)))
         zero = e.math.value(0)
         before = arith.maxsi(arith.subi(begin, e.math.value(1)), zero)
-        first = arith.select(arith.cmpi(arith.CmpIPredicate.eq, begin, zero), zero, self._place(self.ends, before))
+        first = arith.select(arith.cmpi(arith.CmpIPredicate.eq, begin, zero), zero, self._end(before))
 
-        def row(r: Number, carried: Values) -> Values:
-            if self.row is not None:
-                self.env[self.row] = Index(r)
-            last = self._place(self.ends, r)
-            self._serial(list(self.s.serial), carried[0], last)
-            return [last]
+        def rows(blocks: Blocks) -> None:
+            def row(r: Number, carried: Values) -> Values:
+                if self.row is not None:
+                    self.env[self.row] = Index(r)
+                last = self._end(r)
+                self._serial(list(self.s.serial), lambda: blocks(lambda start, width: self._block(start, width, carried[0], last)))
+                return [last]
 
-        loop(e, begin, end, 1, [first], row)
+            loop(e, begin, end, 1, [first], row)
 
-    def _place(self, tensor: ir.Value, at: Number) -> ir.Value:
-        """What one of the two results of the bucketing says."""
-        return arith.index_cast(ir.IndexType.get(), self.e.value(tensor, (Index(at),)))
+        if self.s.blocks_outside:
+            self._blocks(lambda start, width: rows(lambda block: block(start, width)))
+        else:
+            rows(self._blocks)
+
+    def _end(self, row: Number) -> ir.Value:
+        """Where the updates of a row end."""
+        return arith.index_cast(ir.IndexType.get(), self.e.value(self.ends, (Index(row),)))
 
     def _size(self, c: int) -> Number:
         merged = self.s.merged.get(c)
         return merged if merged is not None else self.e.size(self.k.domain.sizes[c])
 
-    def _serial(self, classes: list[int], first: ir.Value, last: ir.Value) -> None:
-        if classes:
-
-            def step(i: Number, _: Values) -> Values:
-                self.env[classes[0]] = Index(i)
-                self._serial(classes[1:], first, last)
-                return []
-
-            loop(self.e, 0, self._size(classes[0]), 1, [], step)
+    def _serial(self, classes: list[int], body: Callable[[], None]) -> None:
+        if not classes:
+            body()
             return
+
+        def step(i: Number, _: Values) -> Values:
+            self.env[classes[0]] = Index(i)
+            self._serial(classes[1:], body)
+            return []
+
+        loop(self.e, 0, self._size(classes[0]), 1, [], step)
+
+    def _blocks(self, body: Block) -> None:
+        """Do something for each block of the lane class: where it starts, and how wide it is."""
         assert self.s.lane is not None
         width = self._size(self.s.lane)
         assert isinstance(width, int)
@@ -87,12 +103,12 @@ class _Segments:
         whole = width // block * block
 
         def full(i: Number, _: Values) -> Values:
-            self._block(i, block, first, last)
+            body(i, block)
             return []
 
         loop(self.e, 0, whole, block, [], full)
         if whole < width:
-            self._block(whole, width - whole, first, last)
+            body(whole, width - whole)
 
     def _block(self, start: Number, width: int, first: ir.Value, last: ir.Value) -> None:
         """`width` elements of the row."""
@@ -108,13 +124,13 @@ class _Segments:
         apart = max(1, LINE * 8 // (update_bits(self.k, self.s.lane, ordered) * lanes))
 
         def update(i: Number, sums: Values) -> Values:
-            self.env[ordered] = Index(self._place(self.order, e.math.minimum(e.math.add(i, self.s.ahead), last_update)))
+            self.env[ordered] = Index(e.math.minimum(e.math.add(i, self.s.ahead), last_update))
             ahead = []
             for k in starts[::apart]:
                 at(k)
                 ahead.append(self._point(self.update_loops))
             e.prefetch(self.updates, ahead)
-            self.env[ordered] = Index(self._place(self.order, i))
+            self.env[ordered] = Index(i)
             out = []
             for k, before in zip(starts, sums):
                 at(k)

@@ -17,9 +17,17 @@ from mlirc.passes import structure as st
 from mlirc.passes.layouts import PITCH
 from mlirc.passes.outline import outline
 from mlirc.passes.pitch_rows import pitch_rows
+from mlirc.passes.strategy.scatter import gathered_pitch
 from mlirc.passes.strategy.traffic import row_pitch
 from mlirc.tests.frontend.compare import OPTIONS, compare, kernels
 from mlirc.tests.passes.graph_text import check, function, generic
+
+AMX = Target.parse("sapphirerapids")
+
+
+def pitched(function: ir.Operation) -> None:
+    pitch_rows(function, AMX)
+
 
 WIDEN = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\n"
 DOT = "%m = arith.mulf %u, %v : f32\n%o = arith.addf %a2, %m : f32"
@@ -36,21 +44,51 @@ def product(k: int = 2048, rows: str = "%h", shape: str | None = None, views: st
 
 def test_rows_of_a_product_get_a_pitch():
     """Of an odd number of lines of 64 bytes, also where the product reads a view of the rows."""
-    check(product(), pitch_rows, "CHECK: linalg.generic\nCHECK-SAME: mlirc.pitch = array<i64: 2080>\nCHECK-NOT: mlirc.pitch")
+    check(product(), pitched, "CHECK: linalg.generic\nCHECK-SAME: mlirc.pitch = array<i64: 2080>\nCHECK-NOT: mlirc.pitch")
     kinds = "tensor<9x2048xbf16>", "tensor<3x3x2048xbf16>"
     split = f"%s = tensor.expand_shape %h [[0, 1], [2]] output_shape [3, 3, 2048] : {kinds[0]} into {kinds[1]}\n"
     split += f"%c = tensor.collapse_shape %s [[0, 1], [2]] : {kinds[1]} into {kinds[0]}\n"
-    check(product(rows="%c", views=split), pitch_rows, "CHECK: mlirc.pitch = array<i64: 2080>")
+    check(product(rows="%c", views=split), pitched, "CHECK: mlirc.pitch = array<i64: 2080>")
 
 
 def test_kernels_and_calls_know_the_pitch():
     def run(main: ir.Operation) -> None:
-        pitch_rows(main)
+        pitched(main)
         texts = [k.text for k in outline(main)]
         assert 'mlirc.result_strides = [["2080", "1"]]' in texts[0] and "mlirc.pitch" not in texts[0]
         assert 'tensor<9x2048xbf16> {mlirc.strides = ["2080", "1"]}' in texts[1]
 
     check(product(), run, "CHECK: call @k00{{.*}}mlirc.pitch = array<i64: 2080>\nCHECK: call @k01\nCHECK-NOT: mlirc.pitch")
+
+
+NODES, EDGES = 10000, 80000
+
+
+def neighbours(width: int, others: str = "", table: str = "%h") -> str:
+    """Rows of a negation in one group are gathered in another, which adds them up."""
+    x, i, u, e = f"tensor<{NODES}x{width}xf32>", f"tensor<{EDGES}xi64>", f"tensor<{EDGES}x{width}xf32>", f"tensor<{NODES}xi32>"
+    body = generic("%h", [("%x", x)], x, body="arith.negf", attributes="mlirc.group = 1 : i32")
+    place = f"%k = arith.index_cast %a0 : i64 to index\n%c = linalg.index 1 : index\n%o = tensor.extract {table}[%k, %c] : {x}"
+    body += generic("%g", [("%i", i)], u, ["i", "i, j"], place, attributes="mlirc.group = 2 : i32")
+    body += f'%r = "mlirc.segments"(%x, %g, %e) {{combine = "arith.addf", target = array<i64: -1, 1>, mlirc.group = 2 : i32}} : ({x}, {u}, {e}) -> {x}\n'
+    return function([("%x", x), ("%i", i), ("%e", e)], body + others, [("%r", x)])
+
+
+@pytest.mark.parametrize("width, pitch", [(128, 144), (256, 272)])
+def test_rows_of_gathered_blocks_get_a_pitch(width, pitch):
+    check(neighbours(width), pitched, f"CHECK: linalg.generic\nCHECK-SAME: mlirc.pitch = array<i64: {pitch}>\nCHECK-NOT: mlirc.pitch")
+
+
+CALL = "func.call @f(%h) : (tensor<10000x128xf32>) -> ()\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [neighbours(64), neighbours(192), neighbours(128, table="%x"), neighbours(128, CALL) + "func.func private @f(tensor<10000x128xf32>)"],
+    ids=["one block", "an odd number of them", "an input", "read by ATen"],
+)
+def test_other_tables_stay_dense(text):
+    check(text, pitched, "CHECK: linalg.generic\nCHECK-NOT: mlirc.pitch = array<i64: {{[1-9]}}")
 
 
 FLAT = "%f = tensor.collapse_shape %h [[0, 1]] : tensor<9x2048xbf16> into tensor<18432xbf16>\n"
@@ -70,7 +108,7 @@ FLAT += generic("%g", [("%f", "tensor<18432xbf16>")], "tensor<18432xbf16>", attr
     ids=["others", "short ones", "never stored", "returned", "read as one row", "read by ATen"],
 )
 def test_other_rows_stay_dense(text):
-    check(text, pitch_rows, "CHECK: linalg.generic\nCHECK-NOT: mlirc.pitch = array<i64: {{[1-9]}}")
+    check(text, pitched, "CHECK: linalg.generic\nCHECK-NOT: mlirc.pitch = array<i64: {{[1-9]}}")
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
@@ -118,8 +156,8 @@ def pitches(monkeypatch):
     """What the pass has said of each graph."""
     found: list[list[int]] = []
 
-    def run(function: ir.Operation) -> None:
-        pitch_rows(function)
+    def run(function: ir.Operation, target: Target) -> None:
+        pitch_rows(function, target)
         ops = [st.operation(o) for o in function.regions[0].blocks[0].operations]
         found.append([n for op in ops if PITCH in op.attributes for n in st.integers(op.attributes[PITCH]) if n])
 
@@ -204,3 +242,17 @@ def test_rows_that_are_made_of_weights(pitches):
         got, eager = torch.compile(model, backend="mlirc", options=OPTIONS)(x), model(x)
         assert same([eager], [got], [model.double()(x.double())], torch.float32)
     assert pitches == [[1040, 2064, 3088]]
+
+
+def test_gathered_rows_with_a_pitch(pitches):
+    """A product makes the table, and another one reads it too; on a machine with a second-level cache of another size it may be dense."""
+    rows, updates = 10000, 30000
+    edges = torch.randint(0, rows, (2, updates))
+
+    def f(x, w, v):
+        h = torch.relu(x @ w)
+        return torch.zeros_like(h).index_add(0, edges[1], h[edges[0]]) @ v + h @ v
+
+    compare(f, torch.randn(rows, 16), torch.randn(16, 256) / 4, torch.randn(256, 8) / 16, options=OPTIONS | {"guard_pages": "both"})
+    host = Target.parse("host")
+    assert pitches == [[p] if (p := gathered_pitch(rows, 256, updates, 4, host)) else []]
