@@ -8,19 +8,19 @@ from mlirc.driver import find_main
 from mlirc.lowering.target import Target
 from mlirc.passes.pipeline import Graph
 
-X, U, I = "tensor<9xf32>", "tensor<7xf32>", "tensor<7xi64>"
+X, U, PLACES = "tensor<9xf32>", "tensor<7xf32>", "tensor<7xi64>"
 
 
 def scatter(result: str, index: str = "%i", combine: str = "arith.addf", init: str = "%x") -> str:
     fields = f'{{combine = "{combine}", index_map = affine_map<(d0) -> (d0)>, target = array<i64: -1>, operandSegmentSizes = array<i32: 1, 1, 1>}}'
-    return f'{result} = "mlirc.scatter"({init}, %u, {index}) {fields} : ({X}, {U}, {I}) -> {X}\n'
+    return f'{result} = "mlirc.scatter"({init}, %u, {index}) {fields} : ({X}, {U}, {PLACES}) -> {X}\n'
 
 
 def cleaned(body: str, results: str) -> str:
     kinds = ", ".join([X] * (results.count(",") + 1))
     with ir.Context(), ir.Location.unknown():
         own.load()
-        module = ir.Module.parse(f"func.func @main(%x: {X}, %y: {X}, %u: {U}, %i: {I}, %j: {I}) -> ({kinds}) {{\n{body}return {results} : {kinds}\n}}")
+        module = ir.Module.parse(f"func.func @main(%x: {X}, %y: {X}, %u: {U}, %i: {I}, %j: {PLACES}) -> ({kinds}) {{\n{body}return {results} : {kinds}\n}}")
         Graph(module, find_main(module), [], Target.parse("x86-64-v4")).clean()
         module.operation.verify()
         return str(module)
