@@ -20,7 +20,7 @@ def cleaned(body: str, results: str) -> str:
     kinds = ", ".join([X] * (results.count(",") + 1))
     with ir.Context(), ir.Location.unknown():
         own.load()
-        module = ir.Module.parse(f"func.func @main(%x: {X}, %y: {X}, %u: {U}, %i: {I}, %j: {PLACES}) -> ({kinds}) {{\n{body}return {results} : {kinds}\n}}")
+        module = ir.Module.parse(f"func.func @main(%x: {X}, %y: {X}, %u: {U}, %i: {PLACES}, %j: {PLACES}) -> ({kinds}) {{\n{body}return {results} : {kinds}\n}}")
         Graph(module, find_main(module), [], Target.parse("x86-64-v4")).clean()
         module.operation.verify()
         return str(module)
