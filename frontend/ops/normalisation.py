@@ -35,6 +35,8 @@ def _affine(b: GraphBuilder, rest: T, scale: T, weight: T | None, bias: T | None
         left = list(factors)
         u = arith.subf(u, left.pop(0)) if mean is not None else u
         u = arith.mulf(u, left.pop(0))
+        if weight is not None and bias is not None:
+            return math.fma(u, *left)
         u = arith.mulf(u, left.pop(0)) if weight is not None else u
         return arith.addf(u, left.pop(0)) if bias is not None else u
 

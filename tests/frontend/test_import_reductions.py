@@ -181,6 +181,20 @@ def test_import_of_argmax_is_two_reductions():
     )
 
 
+@pytest.mark.parametrize("norm", [lambda x, w, b: F.layer_norm(x, (5,), w, b), lambda x, w, b: F.group_norm(x.mT, 1, w, b)], ids=["layer", "group"])
+def test_import_rounds_weight_and_bias_of_a_norm_once(norm):
+    """What is added is no product of what is subtracted elsewhere: one instruction, and nearer to the exact result."""
+    check_import(
+        norm,
+        [torch.randn(2, 8, 5), torch.randn(5), torch.randn(5)],
+        """
+// CHECK: math.rsqrt
+// CHECK: arith.mulf
+// CHECK-NEXT: math.fma
+""",
+    )
+
+
 def test_import_keeps_channels_last_in_group_norm():
     """The split of the channels leaves the spatial dims alone: no flattening that would force NCHW."""
     check_import(

@@ -102,12 +102,12 @@ GATED = """
 """
 
 
-@pytest.mark.parametrize(("target", "moves"), [("znver4", "vpermt2w"), ("x86-64-v4", "vpermt2w"), ("x86-64-v3", "vpblendw")])
+@pytest.mark.parametrize(("target", "moves"), [("znver4", "vpternlogd"), ("x86-64-v4", "vpternlogd"), ("x86-64-v3", "vpblendw")])
 def test_instructions(target, moves):
     t = "tensor<64x768xbf16>"
     text = kernel([("%x", t), ("%y", t)], GATED.replace("#m", "affine_map<(i, j) -> (i, j)>"), [("%r", t)], [[768, 1]])
     assembly = stages(text, target)["asm"]
-    assert moves in assembly and "vpmovzxwd" not in assembly and "vpmovdw" not in assembly and "vpackusdw" not in assembly
+    assert moves in assembly and "vpermt2w" not in assembly and "vpmovzxwd" not in assembly and "vpmovdw" not in assembly and "vpackusdw" not in assembly
     assert ("vpdpwssd" in assembly) == (target == "znver4")
 
 

@@ -164,6 +164,17 @@ def test_dear_values_of_a_row_are_kept_for_the_next_walk(cols, body, stored, kep
         assert "keep = [[" in stages(text)["strategy"]
 
 
+@pytest.mark.parametrize("ops, kept", [("%o = arith.subf %u, %a1 : f32", False), ("%m = arith.subf %u, %a1 : f32\n%o = arith.mulf %m, %a1 : f32", True)])
+def test_widening_does_not_make_a_value_dear(ops, kept):
+    """A layer norm of bf16 subtracts the mean again: to store what is left and read it takes longer."""
+    x, t, row = "tensor<8x640xbf16>", "tensor<8x640xf32>", "tensor<8xf32>"
+    body = generic("%e", [("%x", x), ("%b", row)], t, ["i, j", "i", "i, j"], f"%u = arith.extf %a0 : bf16 to f32\n{ops}")
+    body += generic("%s", [("%e", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
+    body += generic("%r", [("%e", t), ("%s", row)], t, ["i, j", "i", "i, j"], "arith.mulf")
+    s = strategy(kernel([("%x", x), ("%b", row)], body, [("%r", t)], [[640, 1]]))
+    assert isinstance(s, LoopStrategy) and any(s.keep) == kept
+
+
 def test_tiles_fit_the_registers():
     for target, registers in (("x86-64-v3", 16), ("x86-64-v4", 32)):
         for m, k, n in ((1, 64, 64), (7, 64, 64), (512, 512, 512), (14, 64, 16), (33, 5, 1000)):
