@@ -139,6 +139,7 @@ def _kernels(gm: Any) -> list[_Kernel]:
     from mlirc.frontend.static_inputs import static_inputs, weight_inputs
     from mlirc.lowering.target import Target
     from mlirc.passes.chained import is_chain
+    from mlirc.passes.sorted_updates import SORTED
     from mlirc.passes.vectorize import KernelFunction
 
     out = []
@@ -168,6 +169,8 @@ def _kernels(gm: Any) -> list[_Kernel]:
             kind = KernelFunction.of(module).domain.kind
             calls = max(callees.count(k.name), 1)
             if kind in ("contraction", "convolution", "bucket") or "_pack_" in k.name:
+                continue
+            if SORTED in k.text:  # part of the sums that read it, like the buckets
                 continue
             chosen = {n for n in k.origins[: len(k.origins) // calls] if n in nodes and nodes[n].op == "call_function"}
             # What is left of a product in kernels of its own (padding, the scores of attention) is no group.

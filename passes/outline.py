@@ -22,11 +22,10 @@ from . import structure as st
 from .fuse import with_views
 from .layouts import PITCH, Layouts, pitch_of, set_pitches
 from .overwrite import OVERWRITES, overwritten
-from .sorted_updates import SORTED
 
 PASS_NAME = "mlirc-outline"
 SYMBOL = "kernel"
-_OF_THE_GRAPH = ("mlirc.group", "mlirc.unfused", "mlirc.write", OVERWRITES, "mlirc.apart", "mlirc.spread", SORTED, "mlirc.in_order", PITCH)
+_OF_THE_GRAPH = ("mlirc.group", "mlirc.unfused", "mlirc.write", OVERWRITES, "mlirc.apart", "mlirc.spread", "mlirc.in_order", PITCH)
 """Attributes that say nothing about what a kernel does."""
 
 
