@@ -30,6 +30,7 @@ from .passes.chained import ChainFunction, is_chain
 from .passes.even_odd import even_odd
 from .passes.expand_math import expand_math
 from .passes.interleave import interleave
+from .passes.keep_wide import ROUND_OPS
 from .passes.multiply_by_reciprocals import multiply_by_reciprocals
 from .passes.registry import NOTHING, UserCode, UserFile, files_key, line_in, load, read_files
 from .passes.results import LOOSE, lying
@@ -189,6 +190,7 @@ def compile_graph(
     files = read_files(options.passes)
     mark_weights(module, weights)
     mark_loose(module, loose)
+    mark_rounding(module, options)
     if files:
         module, kernels, files = _graph_passes_apart(module, writes, target, options, files)
         function = find_main(module)
@@ -216,6 +218,12 @@ def mark_weights(module: ir.Module, weights: Sequence[int]) -> None:
 def mark_loose(module: ir.Module, results: Sequence[int]) -> None:
     """Tell the graph passes which results may lie in memory as they are made."""
     find_main(module).attributes[LOOSE] = ir.DenseI64ArrayAttr.get(list(results), module.context)
+
+
+def mark_rounding(module: ir.Module, options: Options) -> None:
+    """Tell the graph passes whether the results of all ops are to be rounded."""
+    if options.rounding == "ops":
+        find_main(module).attributes[ROUND_OPS] = ir.UnitAttr.get(module.context)
 
 
 def find_main(module: ir.Module) -> ir.Operation:

@@ -29,6 +29,9 @@ class Options:
     """Address space in MiB that a worker may use on top of what it needs to start; 0 means no limit."""
     rng: str = "native"
     """Who makes random numbers: `native` kernels (Philox), or `aten`, whose numbers are those of eager mode."""
+    rounding: str = "stored"
+    """Which 16-bit floats are rounded: those that are `stored`, and not what stays inside of a kernel, or the results of all `ops`, as
+    in eager mode."""
     prepack: bool = True
     """In inference, compute what depends on weights alone (packing, folded batch norm) once and keep it; compilations of one model
     for several sizes share it."""
@@ -53,6 +56,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.rng not in ("native", "aten"):
             raise ValueError(f"mlirc: unknown rng {self.rng!r}; valid: native, aten")
+        if self.rounding not in ("stored", "ops"):
+            raise ValueError(f"mlirc: unknown rounding {self.rounding!r}; valid: stored, ops")
         if self.mode not in MODES:
             raise ValueError(f"mlirc: unknown mode {self.mode!r}; valid modes: {', '.join(MODES)}")
         if self.guard_pages not in GUARD_PAGES:

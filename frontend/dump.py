@@ -14,7 +14,7 @@ import torch
 from torch._functorch.aot_autograd import make_boxed_func
 
 from ..dialects.mlir import ir
-from ..driver import adjust_kernels, compile_kernel, mark_loose, mark_weights, run_graph_passes
+from ..driver import adjust_kernels, compile_kernel, mark_loose, mark_rounding, mark_weights, run_graph_passes
 from ..errors import CompileError
 from ..lowering.target import Target
 from ..options import Options
@@ -122,6 +122,7 @@ def _imported(graph: Captured, options: Options) -> tuple[ImportedGraph, list[in
     kept = weight_inputs(imported, graph.static) if graph.direction == "inference" and options.prepack else []
     mark_weights(imported.module, [tensors.index(i) for i in kept])
     mark_loose(imported.module, loose_results(imported))
+    mark_rounding(imported.module, options)
     return imported, [tensors.index(i) for i in imported.writes]
 
 

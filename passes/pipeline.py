@@ -24,6 +24,7 @@ from .generalize import generalize
 from .insert_slices import insert_slices
 from .integer_maxima import integer_maxima
 from .integer_products import integer_products
+from .keep_wide import keep_wide
 from .layouts import Layouts
 from .materialize import materialize
 from .merge_positions import merge_positions
@@ -166,6 +167,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "constants": lambda graph: lay_out_constants(graph.function),
     "siblings": lambda graph: mark_siblings(graph.function, graph.target),
     "fusion": lambda graph: fuse(graph.function, Layouts(graph.function).shapes),
+    "keep-wide": lambda graph: keep_wide(graph.function),
     "overwrite": lambda graph: overwrite(graph.function),
     "pitch-rows": lambda graph: pitch_rows(graph.function, graph.target),
     "outline": _outline,
