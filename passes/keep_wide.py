@@ -18,6 +18,7 @@ from __future__ import annotations
 from ..dialects import builders
 from ..dialects.mlir import ir, tensor
 from . import structure as st
+from .expand_math import EXPANSIONS
 
 PASS_NAME = "mlirc-keep-wide"
 
@@ -69,10 +70,45 @@ def _only_read_wide(op: ir.Operation) -> bool:
 def _reads_wide(user: ir.Operation, number: int, op: ir.Operation) -> bool:
     if st.kind(user) not in ("elementwise", "reduction") or st.group_number(user) != st.group_number(op) or number >= len(st.inputs(user)):
         return False
-    if not _is_smooth(user) or st.kind(user) == "reduction" and any(o.name in _CHOICES for o in st.body_ops(user)):
+    if not all(o.name in _SMOOTH or _is_of_several(o) for o in st.body_ops(user)) or st.kind(user) == "reduction" and _chosen_and_compared(user):
         return False
     readers = [st.operation(use.owner) for use in _argument(user, number).uses]
     return all(r.name == "arith.extf" and isinstance(r.results[0].type, ir.F32Type) for r in readers)
+
+
+def _is_of_several(function: ir.Operation) -> bool:
+    """Whether it is a function of more than one element that is read, such as a number minus the largest of its row: no table has those."""
+    if function.name not in EXPANSIONS:
+        return False
+    left, read = list(function.operands), set()
+    while left:
+        v = left.pop()
+        maker = st.owner(v)
+        if maker is None:
+            read.add(v)
+        else:
+            left += maker.operands
+    return len(read) > 1
+
+
+def _chosen_and_compared(reduction: ir.Operation) -> bool:
+    """Whether a reduction chooses one of its elements, and not just to subtract it from all, as softmax does."""
+    if not any(o.name in _CHOICES for o in st.body_ops(reduction)):
+        return False
+    readers = [use for r in reduction.results for use in _uses_through_views(r)]
+    return not all(st.kind(op) == "elementwise" and any(o.name == "arith.subf" for o in st.body_ops(op)) and _compares_nothing(op) for op in readers)
+
+
+def _compares_nothing(op: ir.Operation) -> bool:
+    return not any(o.name in ("arith.cmpf", "arith.cmpi") for o in st.body_ops(op))
+
+
+def _uses_through_views(value: ir.Value) -> list[ir.Operation]:
+    out: list[ir.Operation] = []
+    for use in value.uses:
+        op = st.operation(use.owner)
+        out += _uses_through_views(op.results[0]) if st.kind(op) == "view" else [op]
+    return out
 
 
 def _argument(op: ir.Operation, number: int) -> ir.BlockArgument:

@@ -15,6 +15,7 @@ from .bucket_updates import bucket_updates
 from .chain import chain
 from .constants import lay_out_constants
 from .copy_lines import copy_lines
+from .count_updates import count_updates
 from .fill_tiles import fill_tiles
 from .fit_integers import fit_integers
 from .fold_transposes import fold_transposes
@@ -158,6 +159,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "select-concats": _cleaned(select_concats),
     "narrow-indices": _cleaned(narrow_indices),
     "bucket-updates": lambda graph: bucket_updates(graph.function, graph.target),
+    "count-updates": _cleaned(count_updates),
     "fit-integers": lambda graph: fit_integers(graph.function, pack_shape(graph.target)),
     "materialize": lambda graph: materialize(graph.function, graph.writes),
     "read-narrow": lambda graph: read_narrow(graph.function),

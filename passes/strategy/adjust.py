@@ -287,7 +287,7 @@ def _impossible_copy(kernel: KernelFunction, s: ContractionStrategy) -> str:
     if s.depth is not None and not s.tiles:
         if not copies(kernel, r):
             return "rows_copied=true is impossible for this kernel; valid: false (not for words, or an operand that is not packed)"
-        element = builders.element_type(kernel.domain.anchor.operands[1 if r.swapped else 0]).width // 8  # type: ignore[union-attr]
+        element = builders.element_type(kernel.domain.anchor.operands[r.along_rows]).width // 8  # type: ignore[union-attr]
         size = s.rows * s.row_tiles * copy_pitch(s.depth, element) * element
         return f"rows, row_tiles and depth make a copy of {size >> 10} KB; valid: up to {_STACK >> 10} KB" if size > _STACK else ""
     if not s.tiles or s.lanes_first or len(reductions) > 1:

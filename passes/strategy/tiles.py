@@ -37,7 +37,7 @@ def _padded(kernel: KernelFunction, r: Roles) -> bool:
     """Whether the packed operand has zeros up to a whole tile behind its reduction."""
     op = kernel.domain.anchor
     assert op is not None
-    words, length = st.shape(op.operands[0 if r.swapped else 1])[-3], kernel.domain.sizes[r.reductions[0]]
+    words, length = st.shape(op.operands[r.along_lanes])[-3], kernel.domain.sizes[r.reductions[0]]
     row = row_length(kernel, r)
     return isinstance(length, int) and st.word(op) * words >= -(-length // row) * row
 
@@ -46,7 +46,7 @@ def row_length(kernel: KernelFunction, r: Roles) -> int:
     """Elements of k in a row of a tile: 64 bytes, or what is packed where that is less, the few channels of a group."""
     op = kernel.domain.anchor
     assert op is not None
-    return min(16, st.shape(op.operands[0 if r.swapped else 1])[-3]) * st.word(op)
+    return min(16, st.shape(op.operands[r.along_lanes])[-3]) * st.word(op)
 
 
 def element_bytes(kernel: KernelFunction) -> int:
@@ -140,7 +140,7 @@ def joined(kernel: KernelFunction, r: Roles, words: int) -> Joined | None:
     if len(r.reductions) < 2 or len(reads) != 1 or not isinstance(width, int) or not isinstance(reads[0][r.row], int):
         return None
     step = reads[0][r.row]  # type: ignore[index]
-    panels = st.used_loops(st.maps(d.anchor)[0 if r.swapped else 1])  # type: ignore[arg-type]
+    panels = st.used_loops(st.maps(d.anchor)[r.along_lanes])  # type: ignore[arg-type]
     theirs = {d.loops[d.anchor][loop] for loop in panels}  # type: ignore[index]
     for c in reversed(r.outer):
         count, from_line = d.sizes[c], reads[0].get(c)

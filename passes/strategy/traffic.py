@@ -38,7 +38,7 @@ def lanes_first(kernel: KernelFunction, r: Roles, width: int, caches: Caches) ->
         return False, "each outer row has panels of its own"
     op = kernel.domain.anchor
     assert op is not None
-    packed, image = (1, 0) if not r.swapped else (0, 1)
+    packed, image = r.along_lanes, r.along_rows
     blocks_of_lanes = -(-known(kernel.domain.sizes[r.lane]) // width)  # type: ignore[index]
     panels, whole = (_bytes(op.operands[i], kernel) for i in (packed, image))
     outer = product(r.outer, kernel.domain.sizes)
@@ -57,7 +57,7 @@ def groups_first(kernel: KernelFunction, r: Roles, caches: Caches) -> tuple[bool
     4.8 ms, 128 of 7 x 7 3.4 instead of 5.5; 32 of 28 x 28, with 1.1 MB of panels and a cache of 2 MB, 3.6 instead of 3.3."""
     op = kernel.domain.anchor
     assert op is not None
-    panels, image = (op.operands[i] for i in ((1, 0) if not r.swapped else (0, 1)))
+    panels, image = (op.operands[i] for i in (r.along_lanes, r.along_rows))
     theirs = panel_classes(kernel, r)
     groups, others = [c for c in r.outer if c in theirs], [c for c in r.outer if c not in theirs]
     if st.kind(op) != "convolution" or not groups or not others:
@@ -96,14 +96,14 @@ def panel_classes(kernel: KernelFunction, r: Roles) -> set[int | None]:
     """Those that the packed operand of a product has."""
     op = kernel.domain.anchor
     assert op is not None
-    return {kernel.domain.loops[op][d] for d in st.used_loops(st.maps(op)[1 if not r.swapped else 0])}
+    return {kernel.domain.loops[op][d] for d in st.used_loops(st.maps(op)[r.along_lanes])}
 
 
 def _row_bytes(kernel: KernelFunction, r: Roles) -> int:
     """Of what a row of the product is reduced from."""
     op = kernel.domain.anchor
     assert op is not None
-    return product(r.reductions, kernel.domain.sizes) * builders.element_type(op.operands[1 if r.swapped else 0]).width // 8
+    return product(r.reductions, kernel.domain.sizes) * builders.element_type(op.operands[r.along_rows]).width // 8
 
 
 def _bytes(value: ir.Value, kernel: KernelFunction) -> int:
@@ -144,7 +144,7 @@ def streams(kernel: KernelFunction, r: Roles, caches: Caches, rows: int, width: 
 
 def _panels(kernel: KernelFunction, r: Roles) -> list[ir.Value]:
     """The operands that have the lanes: one for each sibling."""
-    return [op.operands[0 if r.swapped else 1] for op in kernel.domain.siblings]
+    return [op.operands[r.along_lanes] for op in kernel.domain.siblings]
 
 
 def _lane_blocks(kernel: KernelFunction, width: int) -> int:
@@ -215,7 +215,7 @@ def cut(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches,
     length, size = d.sizes[r.reductions[0]], d.sizes[r.row]  # type: ignore[index]
     size = size if isinstance(size, int) else MANY_ROWS
     assert isinstance(length, int)
-    image = op.operands[1 if r.swapped else 0]
+    image = op.operands[r.along_rows]
     row_bytes, resident = length * builders.element_type(image).width // 8, blocks.resident(caches)
     least = min(size, LEAST_NEAR)
     why["depth"] = f"{least} rows have {least * row_bytes >> 10} KB, and the second-level cache keeps {resident >> 10} KB: "
@@ -243,7 +243,7 @@ def copies(kernel: KernelFunction, r: Roles) -> bool:
     """Whether rows can be copied: single elements, which are told from those of the other operand."""
     op = kernel.domain.anchor
     assert op is not None
-    panels = op.operands[0 if r.swapped else 1]
+    panels = op.operands[r.along_lanes]
     return st.WORDS not in op.attributes and st.owner(panels) is None and op.operands[0] != op.operands[1]
 
 

@@ -56,7 +56,7 @@ class Deep(Groups):
             self.copy = memref.cast(ir.MemRefType.get([builders.DYNAMIC], kind), place)
 
     def _rows_operand(self) -> ir.Value:
-        return self.op.operands[1 if self.r.swapped else 0]  # type: ignore[union-attr]
+        return self.op.operands[self.r.along_rows]  # type: ignore[union-attr]
 
     def _copy_rows(self, row_block: Number) -> None:
         """Those of a row block, of this block of the reduction."""
@@ -68,7 +68,7 @@ class Deep(Groups):
             def part(k: Number, _: Values) -> Values:
                 self._set(Index(i), Index(0))
                 self.env[self.r.reductions[0]] = Index(k, 1)
-                n = 1 if self.r.swapped else 0
+                n = self.r.along_rows
                 value = e.value(self._rows_operand(), tuple(self._address(x, self._loops(self.op)) for x in st.maps(self.op)[n].results))
                 place, at = self._operand_at(n, Index(m.add(i, ROWS_AHEAD)), Index(0))
                 memref.prefetch(place.buffer, [m.value(at.base)], False, 3, True)

@@ -115,7 +115,7 @@ class Products:
         """
         m, (first, tiles), (begin, end) = self.e.math, self.reading, self._range(self.r.reductions[0])
         self.env[self.r.reductions[0]] = Index(begin)
-        number = 0 if self.r.swapped else 1
+        number = self.r.along_lanes
         place, at = self._operand_at(number, Index(0), lane)
         element, begin, end = place.element.width // 8, m.floordiv(begin, self.each_step), m.floordiv(end, self.each_step)
         line, steps = LINE // element, m.sub(end, begin)
@@ -228,7 +228,7 @@ class Products:
         e, op = self.e, self.op
         assert op is not None
         e.math.enter()
-        packed = 0 if self.r.swapped else 1
+        packed = self.r.along_lanes
         flags = st.unsigned(op)
         out = []
         for i, row in enumerate(rows):

@@ -10,13 +10,23 @@ from .kernel import KernelFunction
 
 @dataclass
 class Roles:
-    """Classes by role. `swapped`: the operand with the lanes is the first one."""
+    """Classes by role. `swapped`: the operand with the lanes is the first one, and not the second."""
 
     lane: int | None
     row: int | None
     outer: list[int]
     reductions: list[int]
     swapped: bool
+
+    @property
+    def along_lanes(self) -> int:
+        """The number of the operand with the lanes, such as packed panels."""
+        return 0 if self.swapped else 1
+
+    @property
+    def along_rows(self) -> int:
+        """The number of the other one, such as an image."""
+        return 1 if self.swapped else 0
 
 
 def roles(kernel: KernelFunction) -> Roles:

@@ -191,7 +191,7 @@ class Tiles(Contraction):
         def row(r: Number, _: Values) -> Values:
             def copy(word: Number, rest: bool) -> Values:
                 self.env[self.s.words] = Index(m.mul(word, self.each_step))  # type: ignore[index]
-                place, at = self._operand_at(1 if self.r.swapped else 0, Index(r), Index(first))
+                place, at = self._operand_at(self.r.along_rows, Index(r), Index(first))
                 where = [m.value(at.base)]
                 part = vector.maskedload(kind, place.buffer, where, mask, zeros) if rest else vector.load(kind, place.buffer, where)
                 vector.store(part, self.copy.buffer, [self._copy_of(r, lo, word)])
@@ -374,7 +374,7 @@ class Tiles(Contraction):
     def _row_tile(self, row: Number, block: Block) -> ir.Value:
         """Of the rows from `row` on, at this k."""
         # A lane stride of one along the rows makes the step from row to row come out as the lane stride.
-        place, at = self._operand_at(1 if self.r.swapped else 0, Index(row, 1), Index(block.first))
+        place, at = self._operand_at(self.r.along_rows, Index(row, 1), Index(block.first))
         kind, where, stride = tile(self.height, self.row_length, str(place.element)), self.e.math.value(at.base), self.e.math.value(at.stride)
         if self.s.rows_once:
             return load_once(kind, place, where, stride)
@@ -388,7 +388,7 @@ class Tiles(Contraction):
     def _panel_tile(self, j: int, block: Block) -> ir.Value:
         """Of the packed operand at this k: the `j`-th of the block's tiles."""
         m = self.e.math
-        place, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(m.add(block.first, j * SIDE)))
+        place, at = self._operand_at(self.r.along_lanes, Index(0), Index(m.add(block.first, j * SIDE)))
         return x86.amx_tile_load(tile(self.row_words, self.each_step * self.side, str(place.element)), place.buffer, [m.value(at.base)], stride=m.value(place.strides[-3]))
 
     def _multiply_tiles(self, rows: list[Number], load: Callable[[Number], ir.Value], block: Block, acc: Values) -> Values:
@@ -425,7 +425,7 @@ class Tiles(Contraction):
         It is the block after the next one, which lies behind that and this one: the next one, and into the first level, came too late.
         """
         m, each = self.e.math, -(-fetched_lines(self.width, self.s.row_tiles) // self.s.streams)
-        panel, at = self._operand_at(0 if self.r.swapped else 1, Index(0), Index(block.first))
+        panel, at = self._operand_at(self.r.along_lanes, Index(0), Index(block.first))
         behind = self._ahead(span, word, panel)
         steps = m.floordiv(m.sub(span.end, span.begin), self.row_words)
         step = m.add(m.mul(m.floordiv(place, 2 * SIDE), steps), m.floordiv(m.sub(word, span.begin), self.row_words))

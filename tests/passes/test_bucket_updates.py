@@ -327,14 +327,14 @@ def test_layers_share_buckets():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [64, 96, 97, 320])
 def test_the_mean_of_neighbours_is_one_kernel(width, dtype):
-    """Where sums start, the sums and what is made of them; others count, and sort."""
+    """Where sums start, the sums, their number and what is made of them; others sort."""
 
     def f(x, edges):
         total = torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
         count = torch.zeros(x.shape[0], dtype=x.dtype).index_add(0, edges[1], torch.ones_like(edges[1], dtype=x.dtype))
         return torch.relu(total / count.clamp(min=1)[:, None])
 
-    check(f, torch.randn(300, width).to(dtype), indices(300, 2, 900), count=5)
+    check(f, torch.randn(300, width).to(dtype), indices(300, 2, 900), count=3)
 
 
 @buckets

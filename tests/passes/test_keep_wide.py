@@ -100,6 +100,31 @@ def test_sums_of_what_is_not_stored():
     check(reduced("arith.addf"), keep_wide, "CHECK: linalg.generic\nCHECK-NOT: truncf")
 
 
+WIDE = "tensor<9x40xf32>"
+
+
+def softmax(after: str) -> str:
+    """`after` has the sums and the largest of their row."""
+    text = generic("%p", [("%x", X), ("%y", X)], X, body=SUM, attributes=group(1))
+    text += generic("%m", [("%p", X)], ROW, ["i, j", "i"], f"{ONE}%o = arith.maximumf %u, %a1 : f32", "pr", "ij", "0.0", attributes=group(1))
+    text += generic("%r", [("%p", X), ("%m", ROW)], WIDE, ["i, j", "i", "i, j"], ONE + after, attributes=group(1))
+    return function([("%x", X), ("%y", X)], text, [("%r", WIDE)])
+
+
+def test_the_sums_of_a_softmax_are_not_rounded():
+    """A function of the difference between two numbers is in no table."""
+    check(softmax("%d = arith.subf %u, %a1 : f32\n%o = math.exp %d : f32"), keep_wide, "CHECK: linalg.generic\nCHECK-NOT: truncf")
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["%d = arith.subf %u, %a1 : f32\n%e = math.exp %u : f32\n%o = arith.mulf %d, %e : f32", "%c = arith.cmpf oeq, %u, %a1 : f32\n%o = arith.uitofp %c : i1 to f32"],
+    ids=["a function of one", "compared"],
+)
+def test_the_sums_of_other_rows_are(after):
+    check(softmax(after), keep_wide, "CHECK: linalg.generic\nCHECK: arith.truncf\nCHECK: linalg.generic")
+
+
 # Whole graphs
 
 
@@ -109,7 +134,7 @@ def test_sums_of_what_is_not_stored():
 def test_values(dtype, width, dynamic):
     def f(x, y, w):
         h = (x * w + y) * x - y / (w.abs() + 1)
-        return h, (x - y).square().sum(-1), F.layer_norm(x * w + y, (x.shape[-1],), w), ((x + y) * w).exp(), (x + y).amax(-1), F.hardswish(x * w + y)
+        return h, (x - y).square().sum(-1), F.layer_norm(x * w + y, (x.shape[-1],), w), ((x + y) * w).exp(), (x + y).amax(-1), F.hardswish(x * w + y), (x * 2 + y).softmax(-1)
 
     x, y, w = torch.randn(5, width), torch.randn(5, width), torch.randn(width)
     x[0, 0], x[1, -1], x[2, 0], y[3, 0] = float("nan"), float("inf"), 1e-39, -0.0
