@@ -4,9 +4,10 @@
                                                     %sorted = generic %updates[%order[e], ...]
                                                     %r = segments(%init, %sorted, %ends)
 
-for one index to a row, as `index_add` and the sums of graph networks have it. `sorted_updates` has the second step: of rows that are gathered
-it is the index that is sorted. Updates are still made in their order, so that sums round as before. Several scatters by the same index share the buckets (the layers of a graph network). Where `strategy` sees no gain
-the reason is left as the remark attribute `mlirc.in_order`.
+for one index to a row, as `index_add` and the sums of graph networks have it. `sorted_updates` has the second step: of rows that are
+gathered it is the index that is sorted. Updates are still made in their order, so that sums round as before. Several scatters by the same
+index share the buckets (the layers of a graph network). Where `strategy` sees no gain the reason is left as the remark attribute
+`mlirc.in_order`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ they are long.
     %y = contraction %h, %w             {group 5}              ->     %y = contraction %h, %w {group 5}
 
 Runs on the groups of the fusion: for what one group of ops leaves for others, which takes memory with some elements between its rows then.
-`strategy.traffic.row_pitch` says which rows of products those are, `strategy.scatter.gathered_pitch` which of sums. What is returned, or read by anything but ops with strides of their own, stays dense.
+`strategy.traffic.row_pitch` says which rows of products those are, `strategy.scatter.gathered_pitch` which of sums. What is returned, or
+read by anything but ops with strides of their own, stays dense.
 """
 
 from __future__ import annotations
