@@ -79,7 +79,9 @@ def _brought_before(op: ir.Operation, bucket: ir.Operation, place: dict[ir.Opera
         space = st.owner(bucket.operands[1])
         if space is None or space.name != "tensor.empty" or len(space.operands):
             return False
-        space.move_before(op)
+        if place[space] > place[op]:
+            space.move_before(op)
+            place[space] = place[op]
         bucket.move_before(op)
         place[bucket] = place[op]
     return True

@@ -89,7 +89,8 @@ def _repeated(ops: Sequence[ir.Operation]) -> list[ir.Operation]:
     repeated = []
     for op in ops:
         attributes = tuple(sorted((a, str(op.attributes[a])) for a in op.attributes))
-        before = first.setdefault((op.name, op.block, *op.operands, attributes), op)
+        # Totals of the same numbers may be rounded to different types.
+        before = first.setdefault((op.name, op.block, *op.operands, *(str(r.type) for r in op.results), attributes), op)
         if before is not op:
             for mine, other in zip(op.results, before.results):
                 mine.replace_all_uses_with(other)

@@ -90,19 +90,18 @@ def gathered_pitch(rows: int, columns: int, updates: int, size: int, target: Tar
     return copy_pitch(columns, size)
 
 
-def _blocks_outside(kernel: KernelFunction, lane: int, ordered: int, block: int, target: Target) -> bool:
-    """Whether one table is gathered, and had better be in blocks of `block` elements."""
+def _blocks_outside(kernel: KernelFunction, lane: int, width: object, ordered: int, block: int, target: Target) -> bool:
+    """Whether one table is gathered, and had better be in blocks of `block` elements of the `width` of its rows."""
     loads = [a for a in kernel.accesses.items if not a.store and ordered in a.gathered and a.steps.get(lane) == 1]
     tables = {a.value for a in loads}
     if len(tables) != 1:
         return False
     (table,) = tables
-    sizes = [*kernel.shapes.of(table), kernel.domain.sizes[lane], kernel.domain.sizes[ordered]]
-    if not all(isinstance(n, int) for n in sizes):
+    shape, updates = kernel.shapes.of(table), kernel.domain.sizes[ordered]
+    if not isinstance(width, int) or not isinstance(updates, int) or not all(isinstance(n, int) for n in shape):
         return False
-    *shape, width, updates = sizes
     size = builders.element_type(table).width // 8
-    return gathers_in_blocks(math.prod(shape) // width, width * size, updates, block * size, target)
+    return gathers_in_blocks(math.prod(shape) // max(width, 1), width * size, updates, block * size, target)
 
 
 def segments(kernel: KernelFunction, target: Target) -> LoopStrategy:
@@ -132,7 +131,7 @@ def segments(kernel: KernelFunction, target: Target) -> LoopStrategy:
     }
     why = why_lanes(target) | why_grain(work) | why
     why["lanes"] += OF_HALVES if halves else ""
-    outside = _blocks_outside(kernel, lane, ordered, n * unroll, target)
+    outside = _blocks_outside(kernel, lane, sizes[lane], ordered, n * unroll, target)
     if outside:
         why["blocks_outside"] = "so much of the rows that are gathered stays in the second-level cache, and not all of them"
     return LoopStrategy(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from mlirc.dialects import own
 from mlirc.dialects.mlir import ir
 from mlirc.driver import find_main
@@ -41,3 +43,14 @@ def test_others_are_not_the_same():
 
 def test_what_nobody_reads_is_gone():
     assert "mlirc.scatter" not in cleaned(scatter("%a") + scatter("%b", init="%a"), "%x")
+
+
+def test_the_same_totals_of_two_types_are_two():
+    def f(x):
+        return x.cumsum(0), x.cumsum(0, dtype=torch.bfloat16), x.cumsum(0)
+
+    x = torch.rand(33, 17)
+    wide, narrow, again = torch.compile(f, backend="mlirc", options={"strict": True})(x)
+    torch.testing.assert_close(wide, x.cumsum(0))
+    torch.testing.assert_close(narrow, x.cumsum(0).bfloat16())
+    assert torch.equal(again, wide)

@@ -71,6 +71,21 @@ def test_a_count_is_the_difference_of_two_ends(body):
         assert not count_updates(find_main(module))
 
 
+def test_what_others_read_stays_before_them():
+    """Two buckets of as many rows may share what says so."""
+    first = BUCKET.replace("%o, %e", "%p, %f").replace("(%i,", "(%j,")
+    second = BUCKET.replace("%s = tensor.empty() : tensor<300xi64>", "")
+    with ir.Context(), ir.Location.unknown():
+        own.load()
+        module = ir.Module.parse(
+            f"func.func @main(%i: tensor<900xi64>, %j: tensor<900xi64>) -> (tensor<300xf32>, tensor<900xi32>, tensor<900xi32>) "
+            f"{{{CONSTANTS}{first}{SCATTER}{second}\nreturn %c, %o, %p : tensor<300xf32>, tensor<900xi32>, tensor<900xi32> }}"
+        )
+        assert count_updates(find_main(module))
+        module.operation.verify()
+        assert str(module).count("mlirc.bucket") == 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("before", [False, True], ids=["after the sums", "before"])
 def test_means(dtype, before):

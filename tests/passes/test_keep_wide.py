@@ -64,10 +64,15 @@ def converted() -> str:
     return function([("%z", wide), ("%y", X)], body + generic("%r", [("%p", X), ("%y", X)], X, body=SUM, attributes=group(1)), [("%r", X)])
 
 
+NARROW_ROW = "tensor<9xbf16>"
+
+
 def reduced(body: str) -> str:
+    """The rows of a product reduced, and rounded."""
     text = generic("%p", [("%x", X), ("%y", X)], X, body=PRODUCT, attributes=group(1))
-    text += generic("%r", [("%p", X)], ROW, ["i, j", "i"], f"{ONE}%o = {body} %u, %a1 : f32", "pr", "ij", "0.0", attributes=group(1))
-    return function([("%x", X), ("%y", X)], text, [("%r", ROW)])
+    text += generic("%s", [("%p", X)], ROW, ["i, j", "i"], f"{ONE}%o = {body} %u, %a1 : f32", "pr", "ij", "0.0", attributes=group(1))
+    text += generic("%r", [("%s", ROW)], NARROW_ROW, body=CONVERTED, attributes=group(1))
+    return function([("%x", X), ("%y", X)], text, [("%r", NARROW_ROW)])
 
 
 @pytest.mark.parametrize(
@@ -97,28 +102,27 @@ def test_all_ops_of_a_function_are_rounded():
 
 
 def test_sums_of_what_is_not_stored():
-    check(reduced("arith.addf"), keep_wide, "CHECK: linalg.generic\nCHECK-NOT: truncf")
-
-
-WIDE = "tensor<9x40xf32>"
+    check(reduced("arith.addf"), keep_wide, "CHECK: linalg.generic\nCHECK: yield {{.*}} : f32\nCHECK: truncf\nCHECK-NOT: truncf")
 
 
 def softmax(after: str) -> str:
-    """`after` has the sums and the largest of their row."""
+    """`after` makes %f of the sums and the largest of their row."""
     text = generic("%p", [("%x", X), ("%y", X)], X, body=SUM, attributes=group(1))
     text += generic("%m", [("%p", X)], ROW, ["i, j", "i"], f"{ONE}%o = arith.maximumf %u, %a1 : f32", "pr", "ij", "0.0", attributes=group(1))
-    text += generic("%r", [("%p", X), ("%m", ROW)], WIDE, ["i, j", "i", "i, j"], ONE + after, attributes=group(1))
-    return function([("%x", X), ("%y", X)], text, [("%r", WIDE)])
+    text += generic("%r", [("%p", X), ("%m", ROW)], X, ["i, j", "i", "i, j"], ONE + after + NARROW, attributes=group(1))
+    return function([("%x", X), ("%y", X)], text, [("%r", X)])
 
 
 def test_the_sums_of_a_softmax_are_not_rounded():
     """A function of the difference between two numbers is in no table."""
-    check(softmax("%d = arith.subf %u, %a1 : f32\n%o = math.exp %d : f32"), keep_wide, "CHECK: linalg.generic\nCHECK-NOT: truncf")
+    check(softmax("%d = arith.subf %u, %a1 : f32\n%f = math.exp %d : f32"), keep_wide, "CHECK: math.exp\nCHECK: truncf\nCHECK-NOT: truncf")
+    text = softmax("%d = arith.subf %u, %a1 : f32\n%f = math.exp %d : f32")
+    check(text, keep_wide, "CHECK: linalg.generic\nCHECK: yield {{.*}} : f32\nCHECK: yield {{.*}} : f32")
 
 
 @pytest.mark.parametrize(
     "after",
-    ["%d = arith.subf %u, %a1 : f32\n%e = math.exp %u : f32\n%o = arith.mulf %d, %e : f32", "%c = arith.cmpf oeq, %u, %a1 : f32\n%o = arith.uitofp %c : i1 to f32"],
+    ["%d = arith.subf %u, %a1 : f32\n%e = math.exp %u : f32\n%f = arith.mulf %d, %e : f32", "%c = arith.cmpf oeq, %u, %a1 : f32\n%f = arith.uitofp %c : i1 to f32"],
     ids=["a function of one", "compared"],
 )
 def test_the_sums_of_other_rows_are(after):
@@ -159,6 +163,37 @@ def test_the_largest_is_one_of_them():
     f = torch.compile(lambda x, y: ((h := x * y + y) == h.amax(-1, keepdim=True)).sum(-1), backend="mlirc", options={"strict": True})
     x, y = torch.randn(33, 100).bfloat16(), torch.randn(33, 100).bfloat16()
     assert (f(x, y) >= 1).all()
+
+
+BF16, F16 = torch.bfloat16, torch.float16
+
+
+@pytest.mark.parametrize(
+    "f, args",
+    [
+        (lambda a, b: (a + b).float() == 1.0, ([1.0, 2.0], [2.0**-9, 1.0], BF16)),
+        (lambda a, b: torch.floor((a + b).float()), ([1.0, 1.0], [-(2.0**-10), 0.5], BF16)),
+        (lambda a, b: torch.isfinite((a * b).float()), ([300.0, 2.0], [300.0, 2.0], F16)),
+        (lambda a, b: (a + b) * torch.ones(2) == 1.0, ([1.0, 2.0], [2.0**-9, 1.0], BF16)),
+        (lambda a, b: torch.round((a + b) * torch.full((2,), 0.5)), ([1.0, 1.0], [-(2.0**-10), 0.5], BF16)),
+        (lambda a, b: (a + b) * torch.ones(2), ([1.0, 2.0], [2.0**-9, 1.0], BF16)),
+        (lambda a, b: (a * torch.ones(2)).to(BF16).float() - a.float(), ([1 + 2.0**-10, 1.0], [0.0, 0.0], F16)),
+        (lambda a, b: a.to(BF16).float() - a.float() + b, ([1 + 2.0**-10, 1.0], [0.0, 0.0], F16)),
+        (lambda a, b: a.to(BF16).float() * b.float(), ([1 + 2.0**-10, 1.0], [1.0, 1.0], torch.float64)),
+    ],
+    ids=["compared", "floor", "finite", "promoted", "rounded later", "stored wider", "narrowed", "f16 to bf16", "f64 to bf16"],
+)
+def test_what_is_widened_has_been_rounded(f, args):
+    a, b, dtype = args
+    a, b = torch.tensor(a, dtype=torch.float64).to(dtype), torch.tensor(b, dtype=torch.float64).to(dtype)
+    assert torch.equal(torch.compile(f, backend="mlirc", options={"strict": True})(a, b), f(a, b))
+
+
+def test_a_product_of_f32_is_narrowed_where_the_program_says():
+    """The part of a product that bf16 does not have."""
+    f = torch.compile(lambda a, b: (c := a @ b) - c.to(BF16).float(), backend="mlirc", options={"strict": True})
+    left = f(torch.randn(33, 40), torch.randn(40, 17)).abs()
+    assert 0 < left.mean() < 0.1
 
 
 def test_all_ops_are_rounded_if_asked_for():
