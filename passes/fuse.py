@@ -75,9 +75,7 @@ def duplicate_free_producers(block: ir.Block) -> None:
                 users.append(st.operation(use.owner))
         # Before its user, the first one's too: kernels that are alike have their ops in the same order.
         for n, user in enumerate(users):
-            place = user
-            while place.parent is not None and st.operation(place.parent) != st.operation(block.owner):
-                place = st.operation(place.parent)
+            place = st.in_function(user)
             if n == 0:
                 op.move_before(place)
                 continue

@@ -96,21 +96,13 @@ def _whole(value: ir.Value, layouts: Layouts) -> ir.Value | None:
 def _only_read(value: ir.Value) -> bool:
     """Whether all that looks at a tensor, or at views of it, are ops of groups that read it as their maps say."""
     for use in value.uses:
-        op = _in_function(use.owner)
+        op = st.in_function(use.owner)
         if st.kind(op) == "view":
             if not _only_read(op.results[0]):
                 return False
         elif st.kind(op) not in _READERS or st.group_number(op) is None:
             return False
     return True
-
-
-def _in_function(reader: ir.Operation) -> ir.Operation:
-    """The op of the function that reads something, in a region of its own or not."""
-    op = st.operation(reader)
-    while (parent := op.parent) is not None and st.operation(parent).name != "func.func":
-        op = st.operation(parent)
-    return op
 
 
 def _set(value: ir.Value, pitch: int) -> None:
@@ -130,7 +122,7 @@ def _all_views(value: ir.Value, layouts: Layouts) -> bool:
 
 def _views(value: ir.Value) -> Iterator[ir.Value]:
     for use in value.uses:
-        op = _in_function(use.owner)
+        op = st.in_function(use.owner)
         if st.kind(op) == "view":
             yield op.results[0]
             yield from _views(op.results[0])

@@ -103,6 +103,14 @@ def owner(value: ir.Value) -> ir.Operation | None:
     return None if isinstance(o, ir.Block) else operation(o)
 
 
+def in_function(op: ir.Operation) -> ir.Operation:
+    """The op of the function's own block that an op is, or is inside of."""
+    op = operation(op)
+    while (parent := op.parent) is not None and operation(parent).name != "func.func":
+        op = operation(parent)
+    return op
+
+
 def is_tensor(value: ir.Value) -> bool:
     return isinstance(value.type, ir.RankedTensorType)
 
