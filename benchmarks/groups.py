@@ -7,7 +7,8 @@ with the values that the model has there; nothing is picked by hand. Each become
 `limit` is the longer of two times, both from this run: what a plain loop takes to copy as many bytes as the group's inputs and
 outputs have (`bytes`), in the same rounds, and what the vector units need for the arithmetic, each element once, at the rates of
 products, divisions and ops of any kind from registers (`units`, see `benchmarks.arithmetic`). `of limit` is that time over the
-bare kernel's, without Python. It is above one where inputs are not read whole.
+bare kernel's, without Python. It is above one where inputs are not read whole. Sums over sorted indices are timed in the running
+model, with what sorts the indices.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class Group:
     """The model's kernel."""
     work: Work | None = None
     """Its arithmetic; None where sizes are symbols."""
+    timed: tuple[str, ...] = ()
+    """The model's kernels that are timed in the model, for want of random numbers that would do: sums over sorted indices, and what
+    sorts them, which counts for the first sums that read it."""
 
     @property
     def moved_bytes(self) -> int:
@@ -75,12 +79,7 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
     from mlirc.frontend.backend import capture
     from mlirc.options import Options
 
-    from . import verdict
-    from .models import build
-
-    module, args, kwargs = build(model)
-    module = module.to(dtype)
-    args, kwargs = verdict.cast((args, kwargs), dtype)
+    module, args, kwargs = _case(model, dtype)
     found: list[Group] = []
 
     def compiler(gm: Any, inputs: Any, direction: str) -> Callable[[list[Any]], Any]:
@@ -99,7 +98,7 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
 
             out = Record(gm).run(*arguments)
             if any(k.name for k in kernels):
-                found.extend(Group(model, k.name, k.calls, k.graph, [_laid_out(values[n.name], n in k.constant) for n in k.inputs], k.text, k.work) for k in kernels)
+                found.extend(Group(model, k.name, k.calls, k.graph, [_laid_out(values[n.name], n in k.constant) for n in k.inputs], k.text, k.work, k.timed) for k in kernels)
                 kernels.clear()
             arguments.clear()
             return out
@@ -117,6 +116,14 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
     return found
 
 
+def _case(model: str, dtype: Any) -> tuple[Any, Any, Any]:
+    from . import verdict
+    from .models import build
+
+    module, args, kwargs = build(model)
+    return module.to(dtype), *verdict.cast((args, kwargs), dtype)
+
+
 @dataclass
 class _Kernel:
     name: str
@@ -127,6 +134,7 @@ class _Kernel:
     work: Work | None
     constant: set[Any]
     """Nodes that depend on weights alone: they are computed beforehand, and laid out as they are read."""
+    timed: tuple[str, ...]
 
 
 def _kernels(gm: Any) -> list[_Kernel]:
@@ -159,6 +167,7 @@ def _kernels(gm: Any) -> list[_Kernel]:
             ir.FlatSymbolRefAttr(op.attributes["callee"]).value for op in function.regions[0].blocks[0].operations if op.name == "func.call"
         ]
         once = _run_once(function, {tensors.index(i) for i in weight_inputs(graph, static_inputs())})
+        sorts: list[str] = []
         for k in kernels:
             if k.name in once:
                 continue
@@ -166,18 +175,22 @@ def _kernels(gm: Any) -> list[_Kernel]:
             module = ir.Module.parse(k.text)
             if is_chain(module):  # of products, and what is between them
                 continue
-            kind = KernelFunction.of(module).domain.kind
+            domain = KernelFunction.of(module).domain
             calls = max(callees.count(k.name), 1)
-            if kind in ("contraction", "convolution", "bucket") or "_pack_" in k.name:
+            if domain.kind in ("contraction", "convolution") or "_pack_" in k.name:
                 continue
-            if SORTED in k.text:  # part of the sums that read it, like the buckets
+            if domain.kind == "bucket" or SORTED in k.text:
+                sorts.append(k.name)
                 continue
+            timed = ()
+            if domain.anchor is not None and domain.anchor.name == "mlirc.segments":
+                timed, sorts = (k.name, *sorts), []
             chosen = {n for n in k.origins[: len(k.origins) // calls] if n in nodes and nodes[n].op == "call_function"}
             # What is left of a product in kernels of its own (padding, the scores of attention) is no group.
             if chosen and not any(word in str(nodes[n].target) for n in chosen for word in _PRODUCTS):
                 inputs, part = _part(gm, chosen, constant - weights)
                 if not constant.issuperset(inputs):
-                    out.append(_Kernel(k.name, calls, inputs, part, k.text, count(k.text), constant - weights))
+                    out.append(_Kernel(k.name, calls, inputs, part, k.text, count(k.text), constant - weights, timed))
     return out
 
 
@@ -236,8 +249,11 @@ SAMPLE_SECONDS = 50e-6
 """The least time of a sample of native calls."""
 
 
-def measure(group: Group, backends: list[str], seconds: float, rates: Rates | None = None) -> dict[str, Any]:
-    """A row: milliseconds of each backend through torch.compile, of the bare kernels, and of both limits."""
+def measure(group: Group, backends: list[str], seconds: float, rates: Rates | None = None, in_model: dict[str, float] | None = None) -> dict[str, Any]:
+    """A row: milliseconds of each backend through torch.compile, of the bare kernels, and of both limits.
+
+    `in_model`: milliseconds of the model's kernels in a call of it, for those of `group.timed`.
+    """
     import torch
     import torch._dynamo
 
@@ -278,6 +294,8 @@ def measure(group: Group, backends: list[str], seconds: float, rates: Rates | No
             calls["kernel"] = repeat.function(*native, times["kernel"])
         for name, taken in alternate(calls, seconds).items():
             row[f"{name} ms"] = median_ms(taken) / times.get(name, 1)
+        if in_model and group.timed:
+            row["kernel ms"] = sum(in_model[name] for name in group.timed) / group.calls
         del results, memory
     row["units ms"] = 1e3 * rates.seconds(group.work) / torch.get_num_threads() if group.work else 0.0
     row["limit ms"] = max(row["bytes ms"], row["units ms"])
@@ -301,7 +319,7 @@ def _of_the_model(group: Group) -> tuple[tuple[int, int, int] | None, Any]:
     from mlirc.passes.vectorize import KernelFunction
     from mlirc.runtime.loader import Library
 
-    if not group.work:
+    if not group.work or group.timed:
         return None, None
     memory = []
     integers = [a.contiguous() for a in group.arguments if isinstance(a, torch.Tensor) and not a.is_floating_point()]
@@ -309,8 +327,6 @@ def _of_the_model(group: Group) -> tuple[tuple[int, int, int] | None, Any]:
         load_for(group.text)
         module = ir.Module.parse(group.text)
         kernel = KernelFunction.of(module)
-        if kernel.domain.anchor is not None and kernel.domain.anchor.name == "mlirc.segments":
-            return None, None  # where its updates go comes from another kernel: both are timed
         strides = [*(kernel.strides.get(v) for v in kernel.arguments), *kernel.stored_strides]
         for v, steps in zip((*kernel.arguments, *kernel.stored), strides):
             sizes = kernel.shapes.of(v) if steps is not None else ()
@@ -389,6 +405,7 @@ def main(models: str, dtype: str, threads: int, backends: str, seconds: float, d
 
     from mlirc.lowering.codegen import own_process
 
+    from .in_model import kernel_ms
     from .suite import DTYPES
 
     own_process()
@@ -400,9 +417,11 @@ def main(models: str, dtype: str, threads: int, backends: str, seconds: float, d
     rows = []
     rates = Rates()
     for model in models.split(","):
-        for group in groups_of(model, getattr(torch, DTYPES[dtype]), dynamic):
+        groups = groups_of(model, getattr(torch, DTYPES[dtype]), dynamic)
+        in_model = kernel_ms(*_case(model, getattr(torch, DTYPES[dtype])), dynamic) if any(g.timed for g in groups) else None
+        for group in groups:
             try:
-                row = measure(group, contestants, seconds, rates)
+                row = measure(group, contestants, seconds, rates, in_model)
                 row.update(dtype=dtype, threads=threads)
             except Exception as error:  # one group's failure must not end the table
                 click.echo(f"{model:13} {group.name} FAILED {type(error).__name__}: {str(error)[:300]}", err=True)

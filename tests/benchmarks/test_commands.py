@@ -12,7 +12,8 @@ import torch
 from click.testing import CliRunner
 from torch._dynamo.backends.registry import register_backend
 
-from mlirc.benchmarks import contractions, demo, groups, limits, measure, models, suite, training, verdict
+from mlirc.benchmarks import contractions, demo, groups, limits, measure, models, nets, suite, training, verdict
+from mlirc.benchmarks.in_model import kernel_ms
 from mlirc.tests import models as small
 
 
@@ -173,6 +174,23 @@ def test_groups(tiny, tmp_path):
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert rows and all(r["mlirc error"] < 1e-5 and r["kernels"] >= 1 and r["aten"] == 0 for r in rows)
+
+
+def test_groups_of_sorted_sums(monkeypatch, tmp_path):
+    """They are timed in the model, each kernel that sorts in one of them."""
+
+    def case():
+        return nets.GraphSage(128, 160, 4), (torch.randn(20000, 128), torch.randint(0, 20000, (2, 30000))), {}
+
+    monkeypatch.setitem(models.MODELS, "tiny", case)
+    sums = [g for g in groups.groups_of("tiny", torch.float32) if g.timed]
+    timed = [name for g in sums for name in g.timed]
+    assert len(sums) == 2 and len(timed) == len(set(timed)) > 2
+    module, args, kwargs = case()
+    in_model = kernel_ms(module, args, kwargs)
+    assert set(timed) <= set(in_model) and all(in_model[name] > 0 for name in timed)
+    row = groups.measure(sums[0], ["mlirc"], 0.001, in_model={name: 2.0 for name in timed})
+    assert row["kernel ms"] == 2.0 * len(sums[0].timed) and row["mlirc error"] < 1e-5
 
 
 def test_groups_are_compiled(tiny):
