@@ -7,8 +7,8 @@ of activations and conversion of results is inside the timing.
 The library is the faster of oneDNN (`mkldnn._linear_pointwise` on a reordered weight) and, for f32, MKL (`mkl._mkl_linear`). For i8, rows
 are unsigned bytes with a zero point, weights signed ones with a scale for each column, results f32, and the library is oneDNN's
 `onednn.qlinear_pointwise`.
-The limit is that of the units or of the stream of weights, activations and results, whichever takes longer, both measured in
-the same run (`benchmarks.limits`).
+The limit is that of the units or of the stream of weights, activations and results, whichever takes longer, both measured
+between the contestants (`benchmarks.limits`).
 
 `MLIRC_OPTIONS=target=znver3` makes code for AVX2, here and for the limit; to the libraries `ONEDNN_MAX_CPU_ISA=AVX2` and
 `MKL_ENABLE_INSTRUCTIONS=AVX2` say the same.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any
 
 import click
@@ -140,22 +140,30 @@ def libraries(module: Any, inputs: list[Any]) -> dict[str, Callable[[], Any]]:
 
 
 class Limits:
-    """Of one core, measured once."""
+    """Of one core, timed between the contestants: a core that slows down for a while does so for all."""
 
     def __init__(self) -> None:
         from . import limits
 
-        self.gflops = {d: limits.gflops(d) for d in ("f32", "bf16", "i8")}
-        self.cache, self.memory = limits.read_gbytes(512 << 10), limits.read_gbytes(256 << 20)
+        self.units = {d: limits.units(d) for d in ("f32", "bf16", "i8")}
+        self.streams = {"cache": limits.read(512 << 10), "memory": limits.read(256 << 20)}
 
-    def seconds(self, k: int, n: int, rows: int, dtype: str, cold: bool, threads: int) -> float:
-        """The least time of one layer."""
+    def calls(self, dtype: str, cold: bool) -> dict[str, Callable[[], Any]]:
+        """What is to be timed for layers of this kind."""
+        streams = ("cache", "memory") if cold else ("cache",)
+        return {"units": self.units[dtype].run, **{s: self.streams[s].run for s in streams}}
+
+    def seconds(self, k: int, n: int, rows: int, dtype: str, cold: bool, threads: int, taken: dict[str, float]) -> float:
+        """The least time of one layer, where the calls have `taken` so many seconds."""
         size, out = {"f32": (4, 4), "bf16": (2, 2), "i8": (1, 4)}[dtype]
-        stream = k * n * size / (self.memory if cold else self.cache) + rows * (k * size + n * out) / self.cache
-        return max(2 * rows * k * n / self.gflops[dtype] / threads, stream) / 1e9
+        cache = taken["cache"] / self.streams["cache"].amount
+        memory = taken["memory"] / self.streams["memory"].amount if cold else cache
+        stream = k * n * size * memory + rows * (k * size + n * out) * cache
+        return max(2 * rows * k * n * taken["units"] / self.units[dtype].amount / threads, stream)
 
     def __str__(self) -> str:
-        return f"limits of one core: f32 {self.gflops['f32']:.0f}, bf16 {self.gflops['bf16']:.0f} GF/s, i8 {self.gflops['i8']:.0f} GOP/s; reading from L2 {self.cache:.0f}, from memory {self.memory:.0f} GB/s"
+        of = {d: probe.rate(0.2) / 1e9 for d, probe in (self.units | self.streams).items()}
+        return f"limits of one core: f32 {of['f32']:.0f}, bf16 {of['bf16']:.0f} GF/s, i8 {of['i8']:.0f} GOP/s; reading from L2 {of['cache']:.0f}, from memory {of['memory']:.0f} GB/s"
 
 
 def measure(
@@ -177,11 +185,16 @@ def measure(
         weight = module.weights[0]
         expected = module.layer(inputs[0], weight, torch.float64) if dtype == "i8" else inputs[0].double() @ weight.double().t()
         row["error"] = (calls["mlirc"]()[0].double() - expected).abs().max().item()
-        for name, times in alternate(calls, seconds).items():
-            row[f"{name} us"] = 1e3 * median_ms(times) / len(inputs)
-    row["library us"] = min(v for name, v in row.items() if name in ("onednn us", "mkl us", "aten us"))
-    row["ratio"] = row["library us"] / row["mlirc us"]
-    row["of limit"] = limits.seconds(k, n, rows, dtype, cold, torch.get_num_threads()) * 1e6 / row["mlirc us"]
+        limiting = limits.calls(dtype, cold)
+        times = alternate({**calls, **limiting}, seconds)
+    for name in calls:
+        row[f"{name} us"] = 1e3 * median_ms(times[name]) / len(inputs)
+    library = min(("onednn", "mkl", "aten"), key=lambda name: row.get(f"{name} us", float("inf")))
+    row["library us"] = row[f"{library} us"]
+    # Round by round: a core that slows down in the middle is no advantage for anybody.
+    row["ratio"] = median(a / b for a, b in zip(times[library], times["mlirc"]))
+    least = [limits.seconds(k, n, rows, dtype, cold, torch.get_num_threads(), {name: times[name][i] for name in limiting}) for i in range(len(times["mlirc"]))]
+    row["of limit"] = median(len(inputs) * a / b for a, b in zip(least, times["mlirc"]))
     row["gflops"] = 2e-3 * rows * k * n / row["mlirc us"]
     return row
 

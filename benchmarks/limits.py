@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,40 @@ TILE_BYTES = 1024
 """Of a register of AMX."""
 
 
+@dataclass
+class Probe:
+    """Native code that works off `amount` (operations or bytes) in a call of `run`, to be timed between other things.
+
+    A call takes about a millisecond: for the first few 0.1 ms after other code, a core is slower.
+    """
+
+    run: Callable[[], None]
+    amount: float
+
+    def rate(self, seconds: float) -> float:
+        """The best of the calls in so many seconds, per second."""
+        best, end = float("inf"), time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            self.run()
+            best = min(best, time.perf_counter() - start)
+        return self.amount / best
+
+
 def gflops(dtype: str, seconds: float = 0.2) -> float:
-    """Products and sums per second, in 10^9, of one core on values in registers; `dtype` is f32, bf16 or i8.
+    """Products and sums per second, in 10^9, of one core on values in registers; `dtype` is f32, bf16 or i8."""
+    return units(dtype).rate(seconds) / 1e9
+
+
+def units(dtype: str) -> Probe:
+    """Products and sums of one core on values in registers, for about 1 ms; `dtype` is f32, bf16 or i8.
 
     bf16 is multiplied on AMX tiles where the CPU has them, in pairs where it can (`vdpbf16ps`), else widened to f32; bytes on tiles, in
     fours (`vpdpbusd`), or as pairs of i16 (`vpmaddwd`).
     """
     target = _target()
     if {"bf16": target.has_amx_bf16, "i8": target.has_amx_int8}.get(dtype):
-        return _tile_gflops(dtype, seconds)
+        return _tiles(dtype)
     bits, lanes = target.vector_bits, target.vector_bits // 32
     acc, word = f"<{lanes} x {'i32' if dtype == 'i8' else 'float'}>", 1
     if dtype == "bf16" and target.has_avx512_bf16 or dtype == "i8" and target.has_vnni:
@@ -58,12 +84,11 @@ def gflops(dtype: str, seconds: float = 0.2) -> float:
     buffer = _aligned(256)
     buffer[:128] = data[:128]
     count = 200_000
-    best = _best("\n".join(lines), buffer, count, seconds)
-    return 2 * lanes * word * chains * count / best / 1e9
+    return Probe(_runner("\n".join(lines), buffer, count), 2 * lanes * word * chains * count)
 
 
-def _tile_gflops(dtype: str, seconds: float) -> float:
-    """As `gflops`: four tiles of 16x16 sums, from two tiles of either operand, which are loaded from the first-level cache for each step.
+def _tiles(dtype: str) -> Probe:
+    """As `units`: four tiles of 16x16 sums, from two tiles of either operand, which are loaded from the first-level cache for each step.
 
     No product has all of its operands in registers, and the core slows down by a fifth when it loads tiles besides.
     """
@@ -95,8 +120,8 @@ def _tile_gflops(dtype: str, seconds: float) -> float:
     buffer = _aligned(36 * TILE_BYTES)
     values = np.random.default_rng(0).normal(size=16 * TILE_BYTES).astype(np.float32)
     buffer[: 32 * TILE_BYTES] = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    count = 20_000
-    return 4 * 2 * 16 * 16 * (32 if dtype == "bf16" else 64) * count / _best("\n".join(lines), buffer, count, seconds) / 1e9
+    count = 35_000
+    return Probe(_runner("\n".join(lines), buffer, count), 4 * 2 * 16 * 16 * (32 if dtype == "bf16" else 64) * count)
 
 
 def vector_ops(kind: str, seconds: float = 0.1) -> float:
@@ -119,7 +144,7 @@ def vector_ops(kind: str, seconds: float = 0.1) -> float:
     buffer = _aligned(256)
     buffer.view(np.float32)[:] = np.random.default_rng(0).uniform(0.99, 1.0, 64)  # and so no product leaves the normal numbers
     count = 50_000
-    return chains * count / _best("\n".join(lines), buffer, count, seconds)
+    return Probe(_runner("\n".join(lines), buffer, count), chains * count).rate(seconds)
 
 
 def lanes() -> int:
@@ -196,6 +221,15 @@ class Repeat:
 
 def read_gbytes(size: int, seconds: float = 0.2) -> float:
     """Bytes per second, in 10^9, that one core reads of a buffer of `size` bytes, over and over."""
+    return read(size).rate(seconds) / 1e9
+
+
+READ_BYTES = 16 << 20
+"""Of a call."""
+
+
+def read(size: int) -> Probe:
+    """Reads a buffer of `size` bytes, each call `READ_BYTES` of it: on from where the last one ended, or the whole of it as often."""
     lanes = _target().vector_bits // 32
     acc, width = f"<{lanes} x float>", 4 * lanes
     chains = 8
@@ -206,10 +240,18 @@ def read_gbytes(size: int, seconds: float = 0.2) -> float:
         lines += [f"%v{i} = load {acc}, ptr %q{i}, align {width}", f"%b{i} = fadd {acc} %a{i}, %v{i}"]
     lines += [f"%j = add i64 %i, {chains * width}", "%c = icmp slt i64 %j, %n", "br i1 %c, label %loop, label %out", "out:"]
     lines += [*_fold(acc, chains, keep=True), "}"]
-    size = max(size // (chains * width), 1) * chains * width
-    buffer = _aligned(size)
+    part = max(min(size, READ_BYTES) // (chains * width), 1) * chains * width
+    buffer = _aligned(max(size // part, 1) * part)
     buffer[:] = 1
-    return size / _best("\n".join(lines), buffer, size, seconds) / 1e9
+    call, repeat, at = _function("\n".join(lines)), max(READ_BYTES // part, 1), 0
+
+    def run() -> None:
+        nonlocal at
+        for _ in range(repeat):
+            call(buffer.ctypes.data + at, part)
+            at = (at + part) % len(buffer)
+
+    return Probe(run, part * repeat)
 
 
 def _fold(acc: str, chains: int, keep: bool = False) -> list[str]:
@@ -254,15 +296,21 @@ def _library(text: str) -> Any:
     return Library({"limit": machine.emit_object(llvm.parse_assembly(text))})
 
 
-def _best(text: str, buffer: np.ndarray, count: int, seconds: float) -> float:
-    """The least seconds of a call of `f(buffer, count)`."""
+def _function(text: str) -> Callable[[int, int], None]:
+    """The function `f(pointer, n)` of a module of LLVM IR."""
     library = _library(text)
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(library.address("f"))
+    call.library = library  # type: ignore[attr-defined]  # which keeps its code in memory
+    return call
+
+
+def _runner(text: str, buffer: np.ndarray, count: int) -> Callable[[], None]:
+    """Calls of `f(buffer, count)`, each with the same numbers in the first bytes of the buffer."""
+    call = _function(text)
     saved = buffer[:256].copy()
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
+
+    def run() -> None:
         call(buffer.ctypes.data, count)
-        best = min(best, time.perf_counter() - start)
         buffer[: len(saved)] = saved
-    return best
+
+    return run
