@@ -201,16 +201,17 @@ def row_blocks(
     row_bytes = each * (product(r.reductions, d.sizes) if joined is None else joined.channels)
     most = max(blocks.resident(caches) // (rows * row_bytes), 1)
     size = d.sizes[r.row] if joined is None else joined.rows  # type: ignore[index]
+    once = len(r.reductions) == 1
     if isinstance(size, int):
         tiles = max(-(-size // rows), 1)
-        if tiles > (min(ONE_BLOCK, most * 3 // 2) if joined is None else min(MOST_ROW_TILES, most)):
-            tiles = -(-tiles // -(-tiles // min(MOST_ROW_TILES, most)))
+        together = min(MOST_ROW_TILES if once else MOST_OF_TAPS, most)
+        if tiles > (together if joined is not None else min(ONE_BLOCK if once else ONE_OF_TAPS, most * 3 // 2)):
+            tiles = -(-tiles // -(-tiles // together))
     else:
-        tiles = min(MOST_ROW_TILES - 1, most)
+        tiles = min(MOST_OF_TAPS - 1, most)
     if isinstance(size, int) and _stays(kernel, r, rows, caches):
         tiles = 1
     why["row_tiles"] = "their sums and a block of the panel are in the first-level cache, which the rows stream through; the rows are in the second"
-    once = len(r.reductions) == 1
     why["rows_once"] = "a panel's rows pass the first-level cache by" if once else "the taps of a convolution see the same rows"
     # Few rows have little to hide the instructions behind: those of 768 x 768, from the second level, take 20% longer.
     fetch = once and not r.outer and (rows == 32 or row_bytes * known(d.sizes[r.lane]) > caches.second)  # type: ignore[index]
@@ -290,9 +291,12 @@ CHUNK_ROW_TILES = 4
 """Register tiles one below the other that read a chunk; where the second-level cache has room for as many whole rows, these are not cut:
 with chunks 512 x 8192 x 2048 takes 13.0 instead of 17.9 ms and 512 x 14336 x 4096 about 60 instead of 115, but 128 x 4096 x 1024 0.82
 instead of 0.74."""
-FEW_PANELS, MANY_PANELS = 4, 12
+FEW_PANELS, MANY_PANELS = 4, 32
 """That pay for a copy of the rows: where it mends what is wrong with them (970 instead of 480 GF/s for 512 x 769 x 3071), and else
-(1,260 instead of 1,190 for 512 x 768 x 768)."""
-MOST_ROW_TILES, ONE_BLOCK = 5, 7
-"""Register tiles of 32 rows that share a block of a panel: four or five are best for 512 x 768 x 768 (1,200 GF/s; 1,100 with two, 1,160
-with eight). A few more had better be together, so that the panels are read once: 1,000 instead of 810 GF/s for 197 x 3072 x 768 cold."""
+(128 x 768 x 3072 in 525 instead of 550 us, but 128 x 768 x 768 in 113 instead of 105)."""
+MOST_ROW_TILES, ONE_BLOCK = 8, 12
+"""Register tiles of 32 rows that share a block of a panel. Each block comes from the second-level cache once for all of them, and their sums
+go there: 512 x 768 x 3072 takes 1,970 us with eight, 2,200 with 16 and 2,290 with four, 1024 x 768 x 3072 3,840 instead of 4,270, 512 x 512 x 512
+180 instead of 200. A few more had better be together, so that the panels are read once: 384 x 768 x 768 in 350 instead of 360 us."""
+MOST_OF_TAPS, ONE_OF_TAPS = 5, 7
+"""The same for several reductions, those of a convolution."""
