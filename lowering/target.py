@@ -18,11 +18,11 @@ from .caches import Caches
 _V2 = "64bit cmov cx8 cx16 fxsr mmx sse sse2 sse3 ssse3 sse4.1 sse4.2 crc32 popcnt sahf".split()
 _V3 = [*_V2, *"avx avx2 bmi bmi2 f16c fma lzcnt movbe xsave".split()]
 _V4 = [*_V3, *"avx512f avx512bw avx512cd avx512dq avx512vl".split()]
-_SKYLAKE = [*_V4, *"adx aes pclmul rdrnd rdseed clflushopt clwb".split()]
+_SKYLAKE = [*_V4, *"adx prfchw aes pclmul rdrnd rdseed clflushopt clwb".split()]
 _CASCADELAKE = [*_SKYLAKE, "avx512vnni"]
 _ICELAKE = [*_CASCADELAKE, *"avx512bitalg avx512ifma avx512vbmi avx512vbmi2 avx512vpopcntdq gfni vaes vpclmulqdq sha".split()]
 _SAPPHIRE = [*_ICELAKE, *"avx512bf16 avx512fp16 avxvnni amx-tile amx-bf16 amx-int8".split()]
-_SHA = [*_V3, *"adx aes pclmul rdrnd rdseed clflushopt sha".split()]
+_SHA = [*_V3, *"adx prfchw aes pclmul rdrnd rdseed clflushopt sha".split()]
 _ZEN = [*_SHA, "sse4a"]
 _ZEN4 = [*_ZEN, *(f for f in _ICELAKE if f not in _ZEN), "avx512bf16"]
 
@@ -31,8 +31,8 @@ NAMED: dict[str, list[str]] = {
     "x86-64-v3": _V3,
     "x86-64-v4": _V4,
     "haswell": _V3,
-    "broadwell": [*_V3, "adx"],
-    "skylake": [*_V3, *"adx aes pclmul rdrnd rdseed clflushopt".split()],
+    "broadwell": [*_V3, "adx", "prfchw"],
+    "skylake": [*_V3, *"adx prfchw aes pclmul rdrnd rdseed clflushopt".split()],
     "alderlake": [*_SHA, *"avxvnni gfni vaes vpclmulqdq".split()],
     "skylake-avx512": _SKYLAKE,
     "cascadelake": _CASCADELAKE,

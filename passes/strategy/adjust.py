@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "lines", "depth", "group", "chunk", "near", "lanes_first", "groups_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "streams", "steps", "rows_copied", "rows_once", "overlapped", "reads_ahead", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "lines", "depth", "group", "chunk", "near", "lanes_first", "groups_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "streams", "steps", "rows_copied", "rows_once", "overlapped", "reads_ahead", "results_ahead", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "in_turns", "stores_together", "grain")
 SEGMENTS_FIELDS = ("lanes", "unroll", "ahead", "blocks_outside", "grain")
-_FLAGS = ("lanes_first", "groups_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "reads_ahead", "in_turns", "stores_together", "blocks_outside")
+_FLAGS = ("lanes_first", "groups_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "reads_ahead", "results_ahead", "in_turns", "stores_together", "blocks_outside")
 _OR_NONE = ("lines", "depth", "chunk", "near")
 _STACK = 1024 << 10
 """Bytes of sums between blocks of the reduction: they are on the stack of a thread."""
@@ -140,11 +140,18 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -
         new = replace(new, fetch_level=2)
     if "streams" not in fields:
         new = replace(new, streams=tiles.streams(_fetched_lines(new)) if new.tiles and new.fetch_ahead else 1)
+    if "results_ahead" not in fields:
+        new = replace(new, results_ahead=new.results_ahead and _stores_from_registers(new))
     if "reads_ahead" not in fields:
         new = replace(new, reads_ahead=new.reads_ahead and not new.turned and new.lines is None and not new.lanes_first)
     if "overlapped" not in fields:
         new = replace(new, overlapped=new.overlapped and new.rows == 32 and not new.turned)
     return replace(new, short_rows=short_tiles(new.rows, new.columns), grain=grain)
+
+
+def _stores_from_registers(s: ContractionStrategy) -> bool:
+    """Whether a register tile's products and their epilogue are in one piece, in rows."""
+    return not s.tiles and s.depth is None and not s.turned and s.dot is None and s.shared is None and s.lane is not None
 
 
 def _fetched_lines(s: ContractionStrategy) -> int:
@@ -187,6 +194,8 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
         return "fetch_ahead=true is impossible for this kernel; valid: false (only products on tiles do so, and others with many packed panels)"
     if s.overlapped and (problem := _apart(kernel, s)):
         return f"overlapped=true is impossible for this kernel; valid: false ({problem})"
+    if s.results_ahead and not _stores_from_registers(s):
+        return "results_ahead=true is impossible for this kernel; valid: false (it wants sums in vector registers, neither turned nor with depth)"
     if s.reads_ahead and (s.turned or s.lines is not None or s.lanes_first or not s.tiles):
         return "reads_ahead=true is impossible for this kernel; valid: false (it wants tiles, no lines, and neither turned nor lanes_first)"
     if s.near is not None and (s.tiles or s.dot is not None or s.row is None or s.lane is None or s.depth is not None or s.lanes_first):

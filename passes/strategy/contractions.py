@@ -93,6 +93,8 @@ class ContractionStrategy:
     """Whether the epilogue of a register tile on AMX runs with the products of the next one, some rows with each step."""
     reads_ahead: bool = False
     """Whether that epilogue fetches what it will read of the same rows for the next lane block, besides their sums."""
+    results_ahead: bool = False
+    """Whether a register tile in vector registers fetches the lines that it will store, before its products."""
     row_tiles: int = 4
     """Register tiles of a parallel iteration, one below the other: they share a panel, or with `depth` a block of one."""
     grain: int = 1
@@ -260,6 +262,9 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, target: Target, s: Contract
     ahead = tiles.reads_ahead(kernel, r, target.caches) if possible else ""
     if ahead:
         s.why["reads_ahead"] = ahead
+    fetched = "" if s.tiles or s.depth is not None or turned or s.shared is not None else traffic.results_ahead(kernel, r, s.words)
+    if fetched:
+        s.why["results_ahead"] = fetched
     looped = s.rows * s.columns > 4 and ops > LONG_EPILOGUE and (turned or not s.tiles)
     # Around a call, tiles would have to be configured anew.
     called = not s.tiles and (ops > 1 if turned else looped and ops >= CALLED_EPILOGUE)
@@ -270,7 +275,8 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, target: Target, s: Contract
     if together > 1:
         s.why["epilogue_rows"] = "chains that one row has too few of"
     return replace(
-        s, turned=turned, overlapped=not apart, reads_ahead=bool(ahead), row_tiles=row_tiles, looped_epilogue=looped, called_epilogue=called, epilogue_rows=together
+        s, turned=turned, overlapped=not apart, reads_ahead=bool(ahead), results_ahead=bool(fetched), row_tiles=row_tiles, looped_epilogue=looped, called_epilogue=called,
+        epilogue_rows=together,
     )  # fmt: skip
 
 

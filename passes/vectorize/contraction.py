@@ -23,6 +23,7 @@ from ...errors import CompileError
 from .. import structure as st
 from ..interleave import INTERLEAVE
 from ..strategy import ContractionStrategy
+from ..strategy.common import LINE
 from . import entry
 from .borders import borders
 from .evaluate import Evaluator, Lookup
@@ -288,8 +289,21 @@ class Contraction(Products):
         e, m = self.e, self.e.math
         m.enter()
         lanes = [Index(0)] if first is None else [Index(m.add(first, j * e.lanes), 1) for j in range(len(masks))]
+        if self.s.results_ahead:
+            self._fetch_results(rows, lanes)
         self._finish(lanes, masks, rows, self._sums_of(first, masks, rows))
         m.leave()
+
+    def _fetch_results(self, rows: list[Index], lanes: list[Index]) -> None:
+        """Ask for the lines that a tile will store (as BLIS does): they come while its products are summed up, and no store waits for them."""
+        for n in sorted(set(self.outputs) - set(self.s.streamed)):
+            producer = st.owner(self.k.results[n])
+            assert producer is not None
+            vectors = max(LINE * 8 // (builders.element_type(self.k.results[n]).width * self.e.lanes), 1)
+            for row in rows:
+                for lane in lanes[::vectors]:
+                    self._set(row, lane)
+                    self.e.fetch_for_store(self.out[n], self.k.place(n, self._result_point(producer), self.e.math))
 
     def _sums_of(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> Values | None:
         """The sums of one register tile; None if they are in the scratch, from `free` on."""

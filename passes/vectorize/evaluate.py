@@ -404,6 +404,12 @@ class Evaluator:
             base, lanes = m.value(0), at.vector
         return self._from_storage(vector.gather(kind, place.buffer, [base], lanes, mask, zero), place)
 
+    def fetch_for_store(self, place: Memory, point: Point) -> None:
+        """Ask for the memory that `store` at this point will write."""
+        at = self.offset(place, point)
+        if at.vector is None:
+            memref.prefetch(place.buffer, [self.math.value(at.base)], True, 3, True)
+
     def store(self, place: Memory, point: Point, v: ir.Value) -> None:
         at = self.offset(place, point)
         m = self.math

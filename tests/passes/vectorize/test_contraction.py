@@ -310,6 +310,23 @@ def test_register_tiles_fetch_the_next_panel_together(rows: int, lines: int, cpu
     assert not re.search(SPILL, asm)
 
 
+@pytest.mark.parametrize("rows, k, cpu, lines", [
+    (128, 768, "sapphirerapids", 2 * (13 + 11)), (128, 768, "znver3", 6 + 2), (128, 256, "sapphirerapids", 0), (16, 768, "sapphirerapids", 0),
+])  # fmt: skip
+def test_register_tiles_fetch_the_lines_that_they_store(rows: int, k: int, cpu: str, lines: int) -> None:
+    """Each once, before the products of a tile; not where these are over too soon, or the rows are few."""
+    texts = stages(streamed(rows, k, 16 if cpu == "znver3" else 32), cpu)
+    assert f"results_ahead={lines > 0}" in texts["strategy"]
+    assert texts["asm"].count("prefetchw") == lines
+    loops = texts["asm"].split("\n.L")
+    assert all("prefetchw" not in loop for loop in loops if loop.count("vfmadd") >= 12)
+
+
+def test_what_is_stored_past_the_caches_is_not_fetched() -> None:
+    asm = stages(streamed(65536, 768), "sapphirerapids")["asm"]
+    assert "vmovnt" in asm and "prefetchw" not in asm
+
+
 @pytest.mark.parametrize("cpu, registers", [("znver5", "zmm"), ("znver3", "ymm")])
 def test_sums_of_blocks_wait_outside_of_the_innermost_loop(cpu: str, registers: str) -> None:
     """Where they do not fit the registers, beside those of the block; one of 512 products is a block of its own."""
