@@ -41,7 +41,7 @@ class Group:
     """Its arithmetic; None where sizes are symbols."""
     timed: tuple[str, ...] = ()
     """The model's kernels that are timed in the model, for want of random numbers that would do: sums over sorted indices, and what
-    sorts them, which counts for the first sums that read it."""
+    sorts them, which counts for the first group that reads it."""
 
     @property
     def moved_bytes(self) -> int:
@@ -167,7 +167,8 @@ def _kernels(gm: Any) -> list[_Kernel]:
             ir.FlatSymbolRefAttr(op.attributes["callee"]).value for op in function.regions[0].blocks[0].operations if op.name == "func.call"
         ]
         once = _run_once(function, {tensors.index(i) for i in weight_inputs(graph, static_inputs())})
-        sorts: list[str] = []
+        sorting = {k.name for k in kernels if SORTED in k.text or "mlirc.bucket" in k.text}
+        sorts, counted = _sorts(function, sorting), set[str]()
         for k in kernels:
             if k.name in once:
                 continue
@@ -177,21 +178,34 @@ def _kernels(gm: Any) -> list[_Kernel]:
                 continue
             domain = KernelFunction.of(module).domain
             calls = max(callees.count(k.name), 1)
-            if domain.kind in ("contraction", "convolution") or "_pack_" in k.name:
+            if domain.kind in ("contraction", "convolution") or "_pack_" in k.name or k.name in sorting:
                 continue
-            if domain.kind == "bucket" or SORTED in k.text:
-                sorts.append(k.name)
-                continue
-            timed = ()
-            if domain.anchor is not None and domain.anchor.name == "mlirc.segments":
-                timed, sorts = (k.name, *sorts), []
+            segments = domain.anchor is not None and domain.anchor.name == "mlirc.segments"
+            timed = (k.name, *(name for name in sorts[k.name] if name not in counted)) if segments else ()
             chosen = {n for n in k.origins[: len(k.origins) // calls] if n in nodes and nodes[n].op == "call_function"}
             # What is left of a product in kernels of its own (padding, the scores of attention) is no group.
             if chosen and not any(word in str(nodes[n].target) for n in chosen for word in _PRODUCTS):
                 inputs, part = _part(gm, chosen, constant - weights)
                 if not constant.issuperset(inputs):
+                    counted.update(timed)
                     out.append(_Kernel(k.name, calls, inputs, part, k.text, count(k.text), constant - weights, timed))
     return out
+
+
+def _sorts(function: Any, sorting: set[str]) -> dict[str, list[str]]:
+    """For each kernel the ones of those that are `sorting` whose results it reads, at first hand or through others of them."""
+    from mlirc.dialects.mlir import ir
+    from mlirc.passes import structure as st
+
+    made: dict[Any, list[str]] = {}
+    read: dict[str, list[str]] = {}
+    for op in map(st.operation, function.regions[0].blocks[0].operations):
+        if op.name == "func.call":
+            name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+            read[name] = list(dict.fromkeys(n for v in op.operands if st.is_tensor(v) for n in made.get(st.root(v), [])))
+            if name in sorting:
+                made.update((v, [name, *read[name]]) for v in op.results)
+    return read
 
 
 def _run_once(function: Any, weights: set[int]) -> set[str]:
@@ -418,9 +432,11 @@ def main(models: str, dtype: str, threads: int, backends: str, seconds: float, d
     rates = Rates()
     for model in models.split(","):
         groups = groups_of(model, getattr(torch, DTYPES[dtype]), dynamic)
-        in_model = kernel_ms(*_case(model, getattr(torch, DTYPES[dtype])), dynamic) if any(g.timed for g in groups) else None
+        in_model: dict[str, float] = {}
         for group in groups:
             try:
+                if group.timed and not in_model:
+                    in_model = kernel_ms(*_case(model, getattr(torch, DTYPES[dtype])), dynamic)
                 row = measure(group, contestants, seconds, rates, in_model)
                 row.update(dtype=dtype, threads=threads)
             except Exception as error:  # one group's failure must not end the table

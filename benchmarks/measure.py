@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -13,20 +14,20 @@ def alternate(calls: dict[str, Callable[[], object]], seconds: float, warm_up: i
     """Call each contestant in turn, round after round, until every one has used its share; times in seconds per contestant.
 
     Alternating lets a slow phase of the machine hit all of them. `seconds` is per contestant, and at least `least`
-    rounds are run. The order turns by one each round, so that nobody always runs after the same neighbour.
+    rounds are run. The order is drawn anew each round, so that nobody always runs after the same neighbour.
     """
     for call in calls.values():
         for _ in range(warm_up):
             call()
     times: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
+    names, order = list(calls), random.Random(0)
     end = time.perf_counter() + seconds * len(calls)
     while len(times[names[0]]) < least or time.perf_counter() < end:
         for name in names:
             start = time.perf_counter()
             calls[name]()
             times[name].append(time.perf_counter() - start)
-        names.append(names.pop(0))
+        order.shuffle(names)
     return times
 
 

@@ -141,17 +141,12 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -
     if "streams" not in fields:
         new = replace(new, streams=tiles.streams(_fetched_lines(new)) if new.tiles and new.fetch_ahead else 1)
     if "results_ahead" not in fields:
-        new = replace(new, results_ahead=new.results_ahead and _stores_from_registers(new))
+        new = replace(new, results_ahead=new.results_ahead and new.in_rows)
     if "reads_ahead" not in fields:
         new = replace(new, reads_ahead=new.reads_ahead and not new.turned and new.lines is None and not new.lanes_first)
     if "overlapped" not in fields:
         new = replace(new, overlapped=new.overlapped and new.rows == 32 and not new.turned)
     return replace(new, short_rows=short_tiles(new.rows, new.columns), grain=grain)
-
-
-def _stores_from_registers(s: ContractionStrategy) -> bool:
-    """Whether a register tile's products and their epilogue are in one piece, in rows."""
-    return not s.tiles and s.depth is None and not s.turned and s.dot is None and s.shared is None and s.lane is not None
 
 
 def _fetched_lines(s: ContractionStrategy) -> int:
@@ -194,8 +189,8 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
         return "fetch_ahead=true is impossible for this kernel; valid: false (only products on tiles do so, and others with many packed panels)"
     if s.overlapped and (problem := _apart(kernel, s)):
         return f"overlapped=true is impossible for this kernel; valid: false ({problem})"
-    if s.results_ahead and not _stores_from_registers(s):
-        return "results_ahead=true is impossible for this kernel; valid: false (it wants sums in vector registers, neither turned nor with depth)"
+    if s.results_ahead and (not s.in_rows or len(kernel.domain.siblings) > 1):
+        return "results_ahead=true is impossible for this kernel; valid: false (it wants sums in vector registers, no siblings, and neither turned nor depth)"
     if s.reads_ahead and (s.turned or s.lines is not None or s.lanes_first or not s.tiles):
         return "reads_ahead=true is impossible for this kernel; valid: false (it wants tiles, no lines, and neither turned nor lanes_first)"
     if s.near is not None and (s.tiles or s.dot is not None or s.row is None or s.lane is None or s.depth is not None or s.lanes_first):

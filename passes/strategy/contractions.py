@@ -106,6 +106,11 @@ class ContractionStrategy:
     why: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     """A reason for each choice, for people."""
 
+    @property
+    def in_rows(self) -> bool:
+        """Whether the products of a register tile and their epilogue are in one piece, which stores along its rows."""
+        return not self.tiles and self.depth is None and not self.turned and self.dot is None and self.shared is None and self.lane is not None
+
 
 def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     """Choose from the shape, the registers and the caches (`blocks`)."""
@@ -117,16 +122,15 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     if words is not None:
         why["words"] = f"{builders.element_type(kernel.domain.anchor.operands[0])} is multiplied in words of {st.word(kernel.domain.anchor)} along the reduction"
     strategy = ContractionStrategy(lanes=n, rows=1, columns=1, row=r.row, lane=r.lane, words=words, why=why)
-    strategy = (
-        _streamed(kernel, r, target, strategy)
-        or _on_tiles(kernel, r, target, strategy)
-        or _in_registers(kernel, r, target, strategy)
-    )
+    strategy = _streamed(kernel, r, target, strategy) or _on_tiles(kernel, r, target, strategy) or _in_registers(kernel, r, target, strategy)
     first, why["groups_first"] = traffic.groups_first(kernel, r, target.caches)
     strategy = replace(strategy, groups_first=first)
     strategy = _with_addresses(kernel, _with_grain(kernel, r, _with_epilogue(kernel, r, target, strategy)))
     if large := streamed_by_product(kernel, strategy, target):
         why["streamed"] = WHY_STREAMED
+    if strategy.results_ahead and len(large) == len(kernel.results):
+        strategy = replace(strategy, results_ahead=False)
+        del why["results_ahead"]
     return replace(strategy, streamed=large)
 
 
@@ -262,7 +266,7 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, target: Target, s: Contract
     ahead = tiles.reads_ahead(kernel, r, target.caches) if possible else ""
     if ahead:
         s.why["reads_ahead"] = ahead
-    fetched = "" if s.tiles or s.depth is not None or turned or s.shared is not None else traffic.results_ahead(kernel, r, s.words)
+    fetched = traffic.results_ahead(kernel, r, s.words, target.caches) if replace(s, turned=turned).in_rows else ""
     if fetched:
         s.why["results_ahead"] = fetched
     looped = s.rows * s.columns > 4 and ops > LONG_EPILOGUE and (turned or not s.tiles)

@@ -201,17 +201,22 @@ def row_blocks(
     row_bytes = each * (product(r.reductions, d.sizes) if joined is None else joined.channels)
     most = max(blocks.resident(caches) // (rows * row_bytes), 1)
     size = d.sizes[r.row] if joined is None else joined.rows  # type: ignore[index]
-    once = len(r.reductions) == 1
+    once, panels = len(r.reductions) == 1, -(-known(d.sizes[r.lane]) // 32)  # type: ignore[index]
+    step = next((a.steps.get(r.row) for a in kernel.accesses.items if a.op == d.anchor and not a.store and a.steps.get(r.row)), None)
+    unaligned = not isinstance(step, int) or each * step % 64 != 0
     if isinstance(size, int):
         tiles = max(-(-size // rows), 1)
-        together = min(MOST_ROW_TILES if once else MOST_OF_TAPS, most)
-        if tiles > (together if joined is not None else min(ONE_BLOCK if once else ONE_OF_TAPS, most * 3 // 2)):
+        together, block = min(MOST_ROW_TILES if once else MOST_OF_TAPS, most), min(ONE_BLOCK if once else ONE_OF_TAPS, most * 3 // 2)
+        if once and unaligned and panels >= FEW_PANELS and not lanes_first:  # a copy is worth more than what its size leaves out
+            fit = max(_rows_to_copy(row_bytes) // rows, 1)
+            together, block = min(together, fit), min(block, fit)
+        if tiles > (block if joined is None else together):
             tiles = -(-tiles // -(-tiles // together))
     else:
         tiles = min(MOST_OF_TAPS - 1, most)
     if isinstance(size, int) and _stays(kernel, r, rows, caches):
         tiles = 1
-    why["row_tiles"] = "their sums and a block of the panel are in the first-level cache, which the rows stream through; the rows are in the second"
+    why["row_tiles"] = "each block of a panel comes from the second-level cache once for all of them; the rows stream through the first level"
     why["rows_once"] = "a panel's rows pass the first-level cache by" if once else "the taps of a convolution see the same rows"
     # Few rows have little to hide the instructions behind: those of 768 x 768, from the second level, take 20% longer.
     fetch = once and not r.outer and (rows == 32 or row_bytes * known(d.sizes[r.lane]) > caches.second)  # type: ignore[index]
@@ -219,9 +224,7 @@ def row_blocks(
         why["fetch_ahead"] = "the block of the panel after the next one: the register tiles of a block of rows fetch it together"
     if rows < 32 or not once:
         return RowBlocks(tiles, rows_once=once, fetch_ahead=fetch)
-    step = next(a.steps.get(r.row) for a in kernel.accesses.items if a.op == d.anchor and not a.store and a.steps.get(r.row))
-    bad = not isinstance(step, int) or each * step % 64 != 0 or each * step % 2048 == 0
-    panels = -(-known(d.sizes[r.lane]) // 32)  # type: ignore[index]
+    bad = unaligned or each * step % 2048 == 0  # type: ignore[operator]
     if isinstance(size, int) and size > most * rows and most < CHUNK_ROW_TILES and depth is not None and panels >= FEW_PANELS and not lanes_first:
         return _in_chunks(size, rows, panels, depth, each, why)
     copied = panels >= (FEW_PANELS if bad else MANY_PANELS) and not lanes_first and copy_bytes(tiles * rows, row_bytes) <= COPY_BYTES
@@ -276,6 +279,11 @@ def copy_bytes(rows: int, row_bytes: int) -> int:
     return (rows + 16) * (-(-row_bytes // 64) * 64)
 
 
+def _rows_to_copy(row_bytes: int) -> int:
+    """For which a copy has room."""
+    return COPY_BYTES // (-(-row_bytes // 64) * 64) - 16
+
+
 def sum_bytes(rows: int) -> int:
     """What the sums of a panel take for a block of rows; the last tile may begin before the block."""
     return (rows + 16) * 32 * 4
@@ -299,4 +307,4 @@ MOST_ROW_TILES, ONE_BLOCK = 8, 12
 go there: 512 x 768 x 3072 takes 1,970 us with eight, 2,200 with 16 and 2,290 with four, 1024 x 768 x 3072 3,840 instead of 4,270, 512 x 512 x 512
 180 instead of 200. A few more had better be together, so that the panels are read once: 384 x 768 x 768 in 350 instead of 360 us."""
 MOST_OF_TAPS, ONE_OF_TAPS = 5, 7
-"""The same for several reductions, those of a convolution."""
+"""The same for several reductions, those of a convolution; and one less for a number of rows that is a symbol."""

@@ -319,12 +319,15 @@ memory, 128 x 768 x 3072 takes 4.25 instead of 4.5 ms and 128 x 768 x 2304 3.15 
 rows follow one another, up to 5% longer."""
 
 
-def results_ahead(kernel: KernelFunction, r: Roles, words: int | None) -> str:
-    """Why a register tile had better fetch what it will store; empty if not."""
-    if r.row is None or r.lane is None:
+def results_ahead(kernel: KernelFunction, r: Roles, words: int | None, caches: Caches) -> str:
+    """Why a register tile had better fetch what it will store; empty if not: siblings store parts of theirs in turns, and where all panels
+    stay in the second-level cache, rows are stored from end to end."""
+    d = kernel.domain
+    rows = d.sizes[r.row] if r.row is not None else 1
+    if r.lane is None or not isinstance(rows, int) or rows < ROWS_AHEAD or len(d.siblings) > 1:
         return ""
-    steps = product(r.reductions, kernel.domain.sizes) // (1 if words is None else st.word(kernel.domain.anchor))  # type: ignore[arg-type]
-    apart = [(a.steps.get(r.row) or 0) * builders.element_type(a.value).width // 8 for a in kernel.accesses.items if a.store]
-    if steps < STEPS_AHEAD or known(kernel.domain.sizes[r.row]) < ROWS_AHEAD or min(apart) < BYTES_AHEAD:
+    steps = product(r.reductions, d.sizes) // (1 if words is None else st.word(d.anchor))  # type: ignore[arg-type]
+    apart = min((a.steps.get(r.row) or 0) * builders.element_type(a.value).width // 8 for a in kernel.accesses.items if a.store)  # type: ignore[arg-type]
+    if steps < STEPS_AHEAD or apart < BYTES_AHEAD or sum(_bytes(v, kernel) for v in _panels(kernel, r)) <= blocks.resident(caches):
         return ""
-    return f"stores would wait for a line of each row, {min(apart)} bytes apart, which no prefetcher sees coming, behind {steps} steps"
+    return f"stores would wait for a line of each row, {apart} bytes apart, which no prefetcher sees coming, behind {steps} steps"

@@ -135,9 +135,10 @@ def test_suite_reports_a_process_that_dies(monkeypatch, tmp_path):
 
 def test_alternate_gives_everyone_the_same_rounds():
     order: list[str] = []
-    times = measure.alternate({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, seconds=0, warm_up=1, least=4)
-    assert [len(t) for t in times.values()] == [4, 4]
-    assert order == ["a", "b", *"abbaabba"]
+    times = measure.alternate({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, seconds=0, warm_up=1, least=20)
+    assert [len(t) for t in times.values()] == [20, 20]
+    assert order[:2] == ["a", "b"]
+    assert {tuple(order[i : i + 2]) for i in range(2, 42, 2)} == {("a", "b"), ("b", "a")}, "one of each in a round, now this first and now that"
 
 
 def test_verdict_allows_what_fp64_excuses_and_no_more():

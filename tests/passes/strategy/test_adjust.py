@@ -123,6 +123,8 @@ def test_what_follows_from_a_pin_follows():
     assert "// rows = 7: pinned by 'k'\n" in reasons(s)
     assert change(product(112, 1000, 512), "grain=77, rows=2").grain == 77
     assert change(linear(512, 16384, 1024), "depth=none").group == 1
+    assert [change(linear(512, 768, 1024), pin).results_ahead for pin in ("grain=1", "depth=256", "results_ahead=false")] == [True, False, False]
+    assert change(product(64, 64, 64), "results_ahead=true").results_ahead
     assert [change(linear(512, 768, 1024), pin).steps for pin in ("grain=1", "rows=14", "fetch_ahead=false", "rows=14, steps=2")] == [2, 1, 1, 2]
 
 
@@ -142,6 +144,8 @@ def test_what_follows_from_a_pin_follows():
         (linear(512, 16384, 1024), "depth=8192, row_tiles=64, group=1, rows_copied=true", "make a copy of .* KB; valid: up to"),
         (SQUARE, "depth=32, rows_copied=true", "rows_copied=true is impossible .* an operand that is not packed"),
         (product(64, 64, 64), "steps=2", "steps=2 is impossible .* valid: 1 .nothing is fetched"),
+        (product(64, 64, 64), "depth=32, results_ahead=true", "results_ahead=true is impossible .* valid: false .it wants sums in vector registers"),
+        (dots(1, 64, 64), "results_ahead=true", "results_ahead=true is impossible"),
         (product(64, 64, 64), "unroll=2", "unroll=2 is impossible .* valid: 1"),
         (product(64, 64, 64), "group=2", "group=2 .* valid: 1 .without depth"),
         (product(64, 64, 64), "depth=64", "depth=64 .* even numbers from 2 to 62, or none"),

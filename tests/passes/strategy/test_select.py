@@ -202,6 +202,19 @@ def test_siblings_have_no_more_columns_than_a_packed_block():
     assert isinstance(s, ContractionStrategy) and s.columns == 2
 
 
+@pytest.mark.parametrize("siblings, columns, ahead", [(1, 1024, True), (2, 1024, False), (1, 256, False)], ids=["one", "siblings", "panels in cache"])
+def test_results_are_fetched_where_stores_would_wait(siblings, columns, ahead):
+    """Not by siblings, which take turns in storing, and not where rows are stored from end to end."""
+    x, w, y = "tensor<128x768xf32>", f"tensor<{columns // 32}x768x32xf32>", f"tensor<128x{columns}xf32>"
+    maps = ["i, k", "j floordiv 32, k, j mod 32", "i, j"]
+    body = "%product = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %product : f32"
+    marks = ["mlirc.siblings"] * (siblings > 1)
+    ops = "".join(generic(f"%y{n}", [("%x", x), (f"%w{n}", w)], y, maps, body, "ppr", "ijk", "0.0", "contraction", *marks) for n in range(siblings))
+    weights = [(f"%w{n}", w) for n in range(siblings)]
+    s = strategy(kernel([("%x", x), *weights], ops, [(f"%y{n}", y) for n in range(siblings)], [[columns, 1]] * siblings), "sapphirerapids")
+    assert isinstance(s, ContractionStrategy) and s.results_ahead == ahead and ("results_ahead" in s.why) == ahead
+
+
 def convolution(size: int, inputs: int, outputs: int) -> str:
     """3x3 on a padded image [size + 2][size + 2][inputs], weights in panels of 32."""
     x, w, y = f"tensor<{size + 2}x{size + 2}x{inputs}xf32>", f"tensor<{outputs // 32}x3x3x{inputs}x32xf32>", f"tensor<{size}x{size}x{outputs}xf32>"

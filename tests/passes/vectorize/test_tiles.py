@@ -217,6 +217,20 @@ def test_tiles_are_configured_once_and_not_spilled() -> None:
         assert loop.count("prefetch") == 12, "three register tiles share the 32 lines of a step, in six streams of two"
 
 
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "tiles", "copied"),
+    [
+        (128, 768, 768, 4, False), (128, 768, 3072, 4, True), (384, 768, 768, 12, False), (512, 768, 3072, 8, True), (512, 1024, 1024, 8, False),
+        (512, 3072, 768, 4, False), (384, 769, 3072, 6, True), (512, 1000, 1024, 6, True),
+    ],
+)  # fmt: skip
+def test_rows_share_a_panel_and_are_copied_where_it_pays(rows: int, depth: int, columns: int, tiles: int, copied: bool) -> None:
+    """Up to twelve register tiles, else eight, as far as the second-level cache has room; and as a copy has, for rows that begin within a line."""
+    text = LINEAR.replace("3x48x32x2", f"{columns // 32}x{-(-depth // 32) * 16}x32x2").replace("70x96", f"{rows}x{depth}").replace("70x80", f"{rows}x{columns}").replace('["80"', f'["{columns}"')
+    text = _asm(text, target=dataclasses.replace(Target.parse("sapphirerapids"), caches=Caches(48 << 10, 12, 2 << 20)))["strategy"]
+    assert f"row_tiles={tiles}," in text and f"rows_copied={copied}," in text
+
+
 @pytest.mark.parametrize("rows", [2, 16, 31])
 @pytest.mark.parametrize(("columns", "fetched"), [(3072, True), (320, False)])
 def test_few_rows_fetch_panels_that_are_larger_than_the_second_level(rows: int, columns: int, fetched: bool) -> None:
