@@ -128,10 +128,10 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     strategy = _with_addresses(kernel, _with_grain(kernel, r, _with_epilogue(kernel, r, target, strategy)))
     if large := streamed_by_product(kernel, strategy, target):
         why["streamed"] = WHY_STREAMED
-    if strategy.results_ahead and len(large) == len(kernel.results):
-        strategy = replace(strategy, results_ahead=False)
-        del why["results_ahead"]
-    return replace(strategy, streamed=large)
+    ahead = traffic.results_ahead(kernel, r, words, target.caches) if strategy.in_rows and len(large) < len(kernel.results) else ""
+    if ahead:
+        why["results_ahead"] = ahead
+    return replace(strategy, streamed=large, results_ahead=bool(ahead))
 
 
 def _streamed(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy | None:
@@ -266,9 +266,6 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, target: Target, s: Contract
     ahead = tiles.reads_ahead(kernel, r, target.caches) if possible else ""
     if ahead:
         s.why["reads_ahead"] = ahead
-    fetched = traffic.results_ahead(kernel, r, s.words, target.caches) if replace(s, turned=turned).in_rows else ""
-    if fetched:
-        s.why["results_ahead"] = fetched
     looped = s.rows * s.columns > 4 and ops > LONG_EPILOGUE and (turned or not s.tiles)
     # Around a call, tiles would have to be configured anew.
     called = not s.tiles and (ops > 1 if turned else looped and ops >= CALLED_EPILOGUE)
@@ -279,8 +276,7 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, target: Target, s: Contract
     if together > 1:
         s.why["epilogue_rows"] = "chains that one row has too few of"
     return replace(
-        s, turned=turned, overlapped=not apart, reads_ahead=bool(ahead), results_ahead=bool(fetched), row_tiles=row_tiles, looped_epilogue=looped, called_epilogue=called,
-        epilogue_rows=together,
+        s, turned=turned, overlapped=not apart, reads_ahead=bool(ahead), row_tiles=row_tiles, looped_epilogue=looped, called_epilogue=called, epilogue_rows=together
     )  # fmt: skip
 
 
