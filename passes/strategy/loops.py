@@ -205,6 +205,11 @@ def _half_width(w: Walk, lane: int, along: int | None) -> str:
     return OF_HALVES if fills_halves(w.sizes[lane], w.lanes) else ""
 
 
+BLOCK_BYTES = 12 << 10
+"""That a block of rows reads: it comes while the block before is computed, and stays in the first-level cache from phase to phase. With 48 KB,
+norms of 768 f32 take 7.9 us by 4 rows and 9.3 by 8, of 192 13.0 by 16 and 15.5 by 32; with 32 KB (Zen 4), of 384 f32 11.3 us by 4 rows, 9.9
+by 8 and 11.0 by 16, of 768 21.8, 20.7 and 24.1 by 2, 4 and 8, of 768 bf16 25.1, 22.8 and 22.2 by 4, 8 and 16."""
+
 MOST_ROWS = 32
 """Of a block. Layer norms of 96 bf16, 3,136 of them, take 23.9 us by 16 rows, and 20.3 by 32."""
 
@@ -218,16 +223,15 @@ MOST_GATHERED = 2
 def _rows_together(w: Walk, target: Target) -> int:
     """How many rows are computed together, where they are of known length and reduced along the lanes.
 
-    What a block reads is a quarter of the first-level cache: it comes while the block before is computed, and stays there from phase to
-    phase. Norms of 768 f32 take 7.9 us by 4 rows and 9.3 by 8, of 192 13.0 by 16 and 15.5 by 32. Two rows are better than one up to half
-    of it: of 2048 f32 44.8 and 53.2 us. Where rows read little of their own, what is kept of them still has to have room.
+    As many as `BLOCK_BYTES` have room for. Two rows are better than one up to half of the first-level cache: of 2048 f32 44.8 and 53.2 us.
+    Where rows read little of their own, what is kept of them still has to have room.
     """
     if not w.horizontal or not w.fixed_inner:
         return 1
     loads = {a.value for a in w.kernel.accesses.items if not a.store and {*w.inner} & {*a.steps} and any(a.steps.get(c, 0) != 0 for c in w.rows)}
     read = w.product(w.inner) * max(sum(builders.element_type(v).width // 8 for v in loads), LEAST_BYTES)
     rows = MOST_GATHERED if any(map(_looks_up, w.kernel.domain.loops)) else MOST_ROWS
-    while rows > 1 and (rows * read > target.caches.first // (4 if rows > 2 else 2) or 4 * rows > w.product(w.rows)):
+    while rows > 1 and (rows * read > (BLOCK_BYTES if rows > 2 else target.caches.first // 2) or 4 * rows > w.product(w.rows)):
         rows //= 2
     return rows
 

@@ -67,10 +67,11 @@ def test_small_kernels_stay_on_one_thread():
     assert small.grain > 4 and large.grain < 100
 
 
+@pytest.mark.parametrize("target", ["znver4", "znver5"])
 @pytest.mark.parametrize("height,width,rows", [(3136, 96, 32), (3136, 128, 16), (3136, 192, 16), (3136, 1000, 2), (3136, 2048, 2), (3136, 4096, 1), (40, 96, 8), (8, 96, 2), (7, 96, 1)])
-def test_the_shorter_rows_are_the_more_are_computed_together(height, width, rows):
-    """What a block of them reads is a quarter of the first-level cache, 12 KB, of two rows half of it; and there are four blocks."""
-    s = strategy(row_sums(height, width), "znver5")
+def test_the_shorter_rows_are_the_more_are_computed_together(target, height, width, rows):
+    """A block of them reads 12 KB, of two rows half of the first-level cache (32 KB, 48 KB); and there are four blocks."""
+    s = strategy(row_sums(height, width), target)
     assert isinstance(s, LoopStrategy) and s.rows == rows and s.combined == -(-rows // 2)
 
 

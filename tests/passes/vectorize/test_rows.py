@@ -116,6 +116,13 @@ def test_vectors_of_bf16_stay_whole():
     assert "vpmovzxwd" not in asm and "vpslld\t$16" in asm
 
 
+@pytest.mark.parametrize("target", ["znver4", "sapphirerapids"])
+def test_a_rounding_to_bf16_is_one_instruction(target):
+    """LLVM makes a product and a sum of every other `vpdpwssd`, unless it is told that they take no longer together."""
+    asm = stages(norm(3136, 96, "bf16"), target)["asm"]
+    assert "vpdpwssd" in asm and "vpmaddwd" not in asm
+
+
 def test_integers_are_divided_row_by_row():
     """Of a block that is not full, the rest of the sums is not there, and may be zero."""
     n, m = 35, 17
