@@ -39,6 +39,7 @@ from .passes.strategy import MODEL, Adjustment, adjusted, parse_pins, pinned, re
 from .passes.strategy.chains import ChainStrategy
 from .passes.strategy.chains import chain as chain_strategy
 from .passes.stream_stores import stream_stores
+from .passes.sum_pairs import sum_pairs
 from .passes.tabulate import tabulate
 from .passes.tabulate_expressions import tabulate_expressions
 from .passes.vectorize import KernelFunction, vectorize
@@ -99,6 +100,8 @@ def compile_kernel(
         expand_math(vectors)
         if "arith.divf" in text:  # what functions become divides by no broadcast number, and to look takes 0.4 ms
             multiply_by_reciprocals(vectors)
+        if "bf16" in text:
+            sum_pairs(vectors, target)
         round_in_place(vectors, target)
         even_odd(vectors, target.lanes(16))
         interleave(vectors)

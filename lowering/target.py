@@ -129,6 +129,11 @@ class Target:
         return self.has_avx512 and self.has("avx512bf16")
 
     @property
+    def multiplies_pairs_fast(self) -> bool:
+        """Whether `vdpbf16ps` takes no longer than a product of f32: on AMD's CPUs; those with AMX run it at half the rate."""
+        return self.has_avx512_bf16 and not self.has_amx_bf16
+
+    @property
     def has_vnni(self) -> bool:
         """`vpdpbusd` on vectors of `vector_bits`."""
         return self.has("avx512vnni") if self.has_avx512 else self.has("avxvnni")

@@ -211,7 +211,7 @@ class _Rewriting:
         value = op.results[0]
         uses = list(value.uses)
         widened = [use for use in uses if use.owner.operation.name == "arith.extf" and _is(value, ir.BF16Type) and _is(use.owner.operation.results[0], ir.F32Type)]
-        self._shuffle(op, [use for use in uses if use not in widened])
+        self._shuffle(op, [use for use in uses if use not in widened and ANY_ORDER not in use.owner.operation.attributes])
         if not widened:
             return
         with ir.InsertionPoint.after(op), op.location:

@@ -22,6 +22,7 @@ from ...dialects.mlir import arith, ir, vector
 from .. import structure as st
 from ..phases import Phase, phases
 from ..strategy import LANE_CHUNK, LoopStrategy, margins, transposes
+from ..sum_pairs import TOTAL
 from . import entry, strided
 from .evaluate import Evaluator
 from .keep import KeptRows
@@ -353,6 +354,8 @@ class Loops:
         for op, accs in by_reduction(phase.reductions, carried):
             (combined,) = e.body(op, self._loops(op), [accs[0]])
             for new, acc in zip(accumulate(op, combined, accs), accs):
+                if self._is_statistic(phase) and e.mask is None and not isinstance(new.owner, ir.Block):
+                    new.owner.operation.attributes[TOTAL] = ir.UnitAttr.get()
                 if isinstance(acc.type, ir.VectorType):
                     new = e.math.splat(new)
                 if e.mask is not None and self.horizontal:
@@ -367,6 +370,10 @@ class Loops:
         self._store(phase.stores)
         e.math.leave()
         return out
+
+    def _is_statistic(self, phase: Phase) -> bool:
+        """Whether the reductions of a phase are of all lanes, and for a later walk alone."""
+        return self.horizontal and phase.number + 1 < len(self.phases) and not self.row_stores
 
     def _store(self, numbers: Sequence[int]) -> None:
         """One vector of each of these results. All are computed first where one may overwrite what others need."""
