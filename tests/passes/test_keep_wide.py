@@ -43,6 +43,33 @@ def test_a_product_in_a_sum_is_not_rounded():
     """.replace("{{.*}} -> tensor<9x40xf32>", "{{.*}} outs(%{{.*}} : tensor<9x40xf32>)"))
 
 
+FLAT, PART = "tensor<360xbf16>", "tensor<100xbf16>"
+
+
+def viewed(readers: str = "%r", groups: tuple[int, int] = (1, 1)) -> str:
+    """%r = (%x * %y) + %z of 100 places of the product, laid flat."""
+    body = generic("%p", [("%x", X), ("%y", X)], X, body=PRODUCT, attributes=group(groups[0]))
+    body += f"%flat = tensor.collapse_shape %p [[0, 1]] : {X} into {FLAT}\n%g = tensor.extract_slice %flat[5][100][2] : {FLAT} to {PART}\n"
+    body += generic("%r", [("%g", PART), ("%z", PART)], PART, body=SUM, attributes=group(groups[1]))
+    return function([("%x", X), ("%y", X), ("%z", PART)], body, [(r.strip(), PART if r.strip() in ("%r", "%g") else FLAT) for r in readers.split(",")])
+
+
+def test_views_of_what_is_not_rounded_are_wide():
+    check(viewed(), keep_wide, """
+        CHECK: %[[P:.*]] = linalg.generic {{.*}} outs(%{{.*}} : tensor<9x40xf32>)
+        CHECK-NOT: truncf
+        CHECK: %[[F:.*]] = tensor.collapse_shape %[[P]] {{.*}} : tensor<9x40xf32> into tensor<360xf32>
+        CHECK: %[[G:.*]] = tensor.extract_slice %[[F]]{{.*}} : tensor<360xf32> to tensor<100xf32>
+        CHECK: linalg.generic {{.*}} ins(%[[G]], %{{.*}} : tensor<100xf32>, tensor<100xbf16>)
+        CHECK: truncf
+    """)
+
+
+@pytest.mark.parametrize("text", [viewed("%r, %g"), viewed("%r, %flat"), viewed(groups=(1, 2))], ids=["a view is a result", "the first view is", "another group"])
+def test_views_that_are_stored_are_rounded(text):
+    check(text, keep_wide, "CHECK: truncf\nCHECK: truncf")
+
+
 def test_what_a_contraction_stores_is_not_rounded():
     w, sums = "tensor<40x40xbf16>", "tensor<9x40xf32>"
     dot = "%u = arith.extf %a0 : bf16 to f32\n%v = arith.extf %a1 : bf16 to f32\n%m = arith.mulf %u, %v : f32\n%o = arith.addf %a2, %m : f32"
