@@ -143,7 +143,7 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -
     if "results_ahead" not in fields:
         new = replace(new, results_ahead=new.results_ahead and new.in_rows)
     if "reads_ahead" not in fields:
-        new = replace(new, reads_ahead=new.reads_ahead and not new.turned and new.lines is None and not new.lanes_first)
+        new = replace(new, reads_ahead=new.reads_ahead and _reads_ahead(new))
     if "overlapped" not in fields:
         new = replace(new, overlapped=new.overlapped and new.rows == 32 and not new.turned)
     return replace(new, short_rows=short_tiles(new.rows, new.columns), grain=grain)
@@ -191,8 +191,11 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
         return f"overlapped=true is impossible for this kernel; valid: false ({problem})"
     if s.results_ahead and (not s.in_rows or len(kernel.domain.siblings) > 1):
         return "results_ahead=true is impossible for this kernel; valid: false (it wants sums in vector registers, no siblings, and neither turned nor depth)"
-    if s.reads_ahead and (s.turned or s.lines is not None or s.lanes_first or not s.tiles):
-        return "reads_ahead=true is impossible for this kernel; valid: false (it wants tiles, no lines, and neither turned nor lanes_first)"
+    if s.reads_ahead and (not _reads_ahead(s) or len(kernel.domain.siblings) > 1 and not s.tiles):
+        return (
+            "reads_ahead=true is impossible for this kernel; valid: false (it wants tiles, no lines, and neither turned nor lanes_first, "
+            "or sums in vector registers, no siblings, and neither turned nor depth)"
+        )
     if s.near is not None and (s.tiles or s.dot is not None or s.row is None or s.lane is None or s.depth is not None or s.lanes_first):
         return "near is impossible for this kernel; valid: none (it wants rows and columns, and no tiles, depth or lanes_first)"
     if s.chunk is not None and (problem := _impossible_chunk(s)):
@@ -265,6 +268,11 @@ def _impossible_depth(kernel: KernelFunction, model: ContractionStrategy, s: Con
     if (sums := s.rows * s.row_tiles * s.group * width * element) > _STACK:
         return f"rows, columns, row_tiles and group make {sums >> 10} KB of sums between blocks; valid: up to {_STACK >> 10} KB"
     return ""
+
+
+def _reads_ahead(s: ContractionStrategy) -> bool:
+    """Whether there is a place to fetch from what the epilogue reads."""
+    return not s.turned and s.lines is None and not s.lanes_first if s.tiles else s.in_rows
 
 
 def _apart(kernel: KernelFunction, s: ContractionStrategy) -> str:

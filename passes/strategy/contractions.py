@@ -92,7 +92,8 @@ class ContractionStrategy:
     overlapped: bool = False
     """Whether the epilogue of a register tile on AMX runs with the products of the next one, some rows with each step."""
     reads_ahead: bool = False
-    """Whether that epilogue fetches what it will read of the same rows for the next lane block, besides their sums."""
+    """Whether that epilogue fetches what it will read of the same rows for the next lane block, besides their sums; or a register tile in
+    vector registers what its own will read, before its products."""
     results_ahead: bool = False
     """Whether a register tile in vector registers fetches the lines that it will store, before its products."""
     row_tiles: int = 4
@@ -131,7 +132,10 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     ahead = traffic.results_ahead(kernel, r, words, target.caches) if strategy.in_rows and len(large) < len(kernel.results) else ""
     if ahead:
         why["results_ahead"] = ahead
-    return replace(strategy, streamed=large, results_ahead=bool(ahead))
+    reads = traffic.reads_ahead(kernel, r, words, target) if strategy.in_rows else ""
+    if reads:
+        why["reads_ahead"] = reads
+    return replace(strategy, streamed=large, results_ahead=bool(ahead), reads_ahead=strategy.reads_ahead or bool(reads))
 
 
 def _streamed(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy | None:

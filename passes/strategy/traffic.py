@@ -14,10 +14,11 @@ from ...dialects.mlir import ir
 from .. import structure as st
 from . import blocks
 from .common import LINE, known, product
-from .tiles import FEW_PANELS, SUM_BYTES
+from .tiles import FEW_PANELS, SUM_BYTES, reads_of_rows
 
 if TYPE_CHECKING:
     from ...lowering.caches import Caches
+    from ...lowering.target import Target
     from ..vectorize.kernel import KernelFunction
     from ..vectorize.roles import Roles
 
@@ -331,3 +332,19 @@ def results_ahead(kernel: KernelFunction, r: Roles, words: int | None, caches: C
     if steps < STEPS_AHEAD or apart < BYTES_AHEAD or sum(_bytes(v, kernel) for v in _panels(kernel, r)) <= blocks.resident(caches):
         return ""
     return f"stores would wait for a line of each row, {apart} bytes apart, which no prefetcher sees coming, behind {steps} steps"
+
+
+def reads_ahead(kernel: KernelFunction, r: Roles, words: int | None, target: Target) -> str:
+    """Why a register tile in vector registers had better fetch what its epilogue will read, before its products; empty if not.
+
+    10,000 x 128 x 256 with a sum with another tensor and relu takes 3.4 instead of 4.0 ms in bf16 and 8.2 instead of 8.6 in f32 (Zen 4),
+    where what it reads is in the third level 0 to 2% less (ResNet-50's residuals). On other CPUs than AMD's it was not measured.
+    """
+    reads, d = reads_of_rows(kernel, r), kernel.domain
+    if not target.fetches_into_first or not reads or len(d.siblings) > 1:
+        return ""
+    steps = product(r.reductions, d.sizes) // (1 if words is None else st.word(d.anchor))  # type: ignore[arg-type]
+    nbytes = sum(product([c for c in a.steps if a.steps[c]], d.sizes) * builders.element_type(a.value).width // 8 for a in reads)
+    if steps >= STEPS_AHEAD or nbytes <= target.caches.second:
+        return ""
+    return f"a line of each row, which no prefetcher sees coming, of {nbytes >> 10} KB, behind {steps} steps"

@@ -24,7 +24,9 @@ from .. import structure as st
 from ..interleave import INTERLEAVE
 from ..strategy import ContractionStrategy
 from ..strategy.common import LINE
+from ..strategy.tiles import reads_of_rows
 from . import entry
+from .access import Access
 from .borders import borders
 from .evaluate import Evaluator, Lookup
 from .kernel import KernelFunction
@@ -291,6 +293,11 @@ class Contraction(Products):
         lanes = [Index(0)] if first is None else [Index(m.add(first, j * e.lanes), 1) for j in range(len(masks))]
         if self.s.results_ahead:
             self._fetch_results(rows, lanes)
+        if self.s.reads_ahead:
+            for row in rows:
+                self._set(row, lanes[0])
+                for a in reads_of_rows(self.k, self.r):
+                    self._fetch_read(a, 0)
         self._finish(lanes, masks, rows, self._sums_of(first, masks, rows))
         m.leave()
 
@@ -304,6 +311,13 @@ class Contraction(Products):
                 for lane in lanes[::vectors]:
                     self._set(row, lane)
                     self.e.fetch_for_store(self.out[n], self.k.place(n, self._result_point(producer), self.e.math))
+
+    def _fetch_read(self, a: Access, ahead: int) -> None:
+        """Ask for what an access reads of a row for a block of lanes, `ahead` elements from the place that is set."""
+        m, each = self.e.math, LINE * 8 // builders.element_type(a.value).width
+        at = functools.reduce(m.add, (m.mul(self.env[c].base, n) for c, n in a.steps.items() if c in self.env), ahead)  # type: ignore[arg-type, operator]
+        for line in range(0, self.width, each):
+            memref.prefetch(self.e.memory[a.value].buffer, [m.value(m.add(at, line))], False, 3, True)
 
     def _sums_of(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> Values | None:
         """The sums of one register tile; None if they are in the scratch, from `free` on."""

@@ -25,7 +25,6 @@ loop of its own after each register tile is too long for the CPU to look past it
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -34,10 +33,8 @@ from ...dialects.mlir import arith, func, ir, memref, scf, vector, x86
 from .. import structure as st
 from ..round_in_place import FLUSHED
 from ..strategy import ContractionStrategy
-from ..strategy.common import LINE
 from ..strategy.tiles import fetched_lines, reads_of_rows, row_length
 from . import entry, words
-from .access import Access
 from .borders import borders
 from .contraction import Contraction
 from .kernel import KernelFunction
@@ -449,17 +446,10 @@ class Tiles(Contraction):
 
     def _store_row(self, row: Index, lanes: list[Index], masks: Sequence[ir.Value | None]) -> None:
         super()._store_row(row, lanes, masks)
-        if self.s.reads_ahead:
+        if self.s.reads_ahead:  # what is read for the next lane block, of the same row
             self._set(row, lanes[0])
             for a in reads_of_rows(self.k, self.r):
-                self._fetch_line(a)
-
-    def _fetch_line(self, a: Access) -> None:
-        """What an access will read for the next lane block, of the same row."""
-        m, each = self.e.math, LINE * 8 // builders.element_type(a.value).width
-        at = functools.reduce(m.add, (m.mul(self.env[c].base, n) for c, n in a.steps.items() if c in self.env), self.width)  # type: ignore[arg-type, operator]
-        for line in range(0, self.width, each):
-            memref.prefetch(self.e.memory[a.value].buffer, [m.value(m.add(at, line))], False, 3, True)
+                self._fetch_read(a, self.width)
 
     def _loaded_sums(self, kind: ir.Type, at: Number) -> ir.Value:
         sums = super()._loaded_sums(kind, at)

@@ -322,6 +322,39 @@ def test_register_tiles_fetch_the_lines_that_they_store(rows: int, k: int, cpu: 
     assert all("prefetchw" not in loop for loop in loops if loop.count("vfmadd") >= 12)
 
 
+def with_residual(m: int, k: int, n: int) -> str:
+    x, w, y, body = f"tensor<{m}x{k}xf32>", f"tensor<{n // 32}x{k}x32xf32>", f"tensor<{m}x{n}xf32>", ""
+    body += generic("%p", [("%x", x), ("%w", w)], y, ["i, k", "j floordiv 32, k, j mod 32", "i, j"], PRODUCT, "ppr", "ijk", "0.0", "contraction")
+    body += generic("%r", [("%p", y), ("%z", y)], y, body="arith.addf")
+    return kernel([("%x", x), ("%w", w), ("%z", y)], body, [("%r", y)], [[n, 1]])
+
+
+@pytest.mark.parametrize("m, k, cpu, lines", [
+    (4000, 128, "znver4", 2 * 10), (200, 128, "znver4", 0), (4000, 768, "znver4", 0), (4000, 128, "icelake-server", 0), (4000, 128, "x86-64-v3", 0),
+], ids=["much", "little", "many steps", "Intel", "AVX2"])  # fmt: skip
+def test_register_tiles_fetch_what_their_epilogue_reads(m: int, k: int, cpu: str, lines: int) -> None:
+    """Each line once, before the products of a tile, where these are few and it comes from far; other tiles fetch a line of the next panel."""
+    texts = stages(with_residual(m, k, 256), cpu)
+    assert f"reads_ahead={lines > 0}" in texts["strategy"]
+    loops = texts["asm"].split("\n.L")
+    assert max(loop.count("prefetcht0") for loop in loops if loop.count("vfmadd") < 8) in ([lines] if lines else [0, 1, 2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows, columns", [(1, 17), (33, 64), (70, 65)])
+def test_what_is_fetched_of_a_residual_changes_nothing(rows: int, columns: int, dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    x, w, z = (torch.randn(shape, dtype=dtype) for shape in ((rows, 40), (40, columns), (rows, columns)))
+
+    def f(x, w, z):
+        return torch.relu(x @ w + z)
+
+    want = f(x.double(), w.double(), z.double())
+    got = torch.compile(f, backend="mlirc", options={"pin": "*matmul_add*: reads_ahead=true"})(x, w, z)
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
+
+
 def test_what_is_stored_past_the_caches_is_not_fetched() -> None:
     asm = stages(streamed(65536, 768), "sapphirerapids")["asm"]
     assert "vmovnt" in asm and "prefetchw" not in asm
