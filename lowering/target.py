@@ -130,8 +130,9 @@ class Target:
 
     @property
     def multiplies_pairs_fast(self) -> bool:
-        """Whether `vdpbf16ps` takes no longer than a product of f32: on AMD's CPUs; those with AMX run it at half the rate."""
-        return self.has_avx512_bf16 and not self.has_amx_bf16
+        """Whether `vdpbf16ps` takes no longer than a product of f32: on AMD's CPUs, which alone have `sse4a`; those with AMX run it at half the
+        rate."""
+        return self.has_avx512_bf16 and self.has("sse4a")
 
     @property
     def has_vnni(self) -> bool:

@@ -31,7 +31,7 @@ REGISTER = 16
 """Words of a register of 512 bits."""
 ANY_ORDER = "mlirc.any_order"
 """On memory of a function's own: it is written and read in the same whole vectors, which do not overlap. On an op that makes halves of
-vectors: it does not matter which lanes are in which."""
+vectors, or adds pairs of lanes up (`sum_pairs`): it does not matter which lanes are in which."""
 _CONTROL = {"scf.if", "scf.for", "scf.yield", "func.return"}
 _OF_LANES = {"vector.broadcast", "vector.gather", "vector.reduction", *_CONTROL}
 """Ops that do not mind the order, besides elementwise arithmetic."""

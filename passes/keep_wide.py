@@ -30,7 +30,7 @@ ROUND_OPS = "mlirc.round_ops"
 
 _READERS = ("elementwise", "reduction")
 _VIEWS = st.VIEWS - {"linalg.transpose"}
-"""Those that have no operand of the result's type."""
+"""Without that which has a tensor to write to."""
 _CONVERSIONS = {"arith.extf", "arith.truncf", "arith.constant", "linalg.yield"}
 """Of a body with nothing else, a conversion between types is all that it does."""
 _CHOICES = {"arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf"}

@@ -22,7 +22,7 @@ from ...dialects.mlir import arith, ir, vector
 from .. import structure as st
 from ..phases import Phase, phases
 from ..strategy import LANE_CHUNK, LoopStrategy, margins, transposes
-from ..sum_pairs import TOTAL
+from ..sum_pairs import TOTAL, is_mean_of_norm
 from . import entry, strided
 from .evaluate import Evaluator
 from .keep import KeptRows
@@ -190,6 +190,8 @@ class Loops:
     def _plan(self) -> None:
         plan = phases(self.d, self.k.results)
         self.phases, self.row_stores = plan.walks, plan.row_stores
+        norm = self.horizontal and not self.row_stores
+        self.means = [op for op in (self.phases[0].reductions if self.phases else []) if norm and is_mean_of_norm(op, self.phases)]
         self.keep = [[v for n in numbers for v in self.k.ops[n].results] for numbers in self.s.keep or [[] for _ in self.phases]]
 
     # One row
@@ -354,7 +356,7 @@ class Loops:
         for op, accs in by_reduction(phase.reductions, carried):
             (combined,) = e.body(op, self._loops(op), [accs[0]])
             for new, acc in zip(accumulate(op, combined, accs), accs):
-                if self._is_statistic(phase) and e.mask is None and not isinstance(new.owner, ir.Block):
+                if op in self.means and e.mask is None:
                     new.owner.operation.attributes[TOTAL] = ir.UnitAttr.get()
                 if isinstance(acc.type, ir.VectorType):
                     new = e.math.splat(new)
@@ -370,10 +372,6 @@ class Loops:
         self._store(phase.stores)
         e.math.leave()
         return out
-
-    def _is_statistic(self, phase: Phase) -> bool:
-        """Whether the reductions of a phase are of all lanes, and for a later walk alone."""
-        return self.horizontal and phase.number + 1 < len(self.phases) and not self.row_stores
 
     def _store(self, numbers: Sequence[int]) -> None:
         """One vector of each of these results. All are computed first where one may overwrite what others need."""
