@@ -127,7 +127,7 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     first, why["groups_first"] = traffic.groups_first(kernel, r, target.caches)
     strategy = replace(strategy, groups_first=first)
     strategy = _with_addresses(kernel, _with_grain(kernel, r, _with_epilogue(kernel, r, target, strategy)))
-    if large := streamed_by_product(kernel, strategy, target):
+    if large := streamed_by_product(kernel, strategy):
         why["streamed"] = WHY_STREAMED
     ahead = traffic.results_ahead(kernel, r, words, target.caches) if strategy.in_rows and len(large) < len(kernel.results) else ""
     if ahead:

@@ -121,7 +121,7 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     plan.combined = -(-plan.rows // 2)
     plan.grain = grain(work)
     why.update(why_grain(work))
-    plan.streamed = streamed_by_loops(kernel, plan, target)
+    plan.streamed = streamed_by_loops(kernel, plan)
     if plan.streamed:
         why["streamed"] = WHY_STREAMED
     return plan

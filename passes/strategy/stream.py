@@ -11,30 +11,29 @@ from ..phases import phases
 from .common import LINE
 
 if TYPE_CHECKING:
-    from ...lowering.target import Target
     from ..vectorize.kernel import KernelFunction
     from .contractions import ContractionStrategy
     from .loops import LoopStrategy
 
 LARGE = 16 << 20
 """Bytes of the smallest ones. A store through the caches reads each line before it is written. `x + 1` in f32, and reading the result then,
-in us (Emerald Rapids, one core, whose third level reads 25 GB/s):
+in us, one core of an Emerald Rapids, whose third level reads 25 GB/s, and of a Zen 4, of whose 32 MB others use a part:
 
-    MB      stored    and read      past the caches    and read
-     4         469         222                  430         280
-     8       1,134         518                  786         753
-    16       2,663       1,418                1,549       1,505
-    64       9,727       4,565                7,131       4,618
+    MB      stored    and read      past the caches    and read          Zen 4
+     4         469         222                  430         280            108      46       154     137
+     8       1,134         518                  786         753            359     162       315     372
+    12                                                                     926     387       677     611
+    16       2,663       1,418                1,549       1,505          1,298     743       929     829
+    32                                                                   3,506   1,962     2,415   1,927
+    64       9,727       4,565                7,131       4,618          6,902   3,953     4,499   3,872
    256      40,527      20,857               29,512      20,615
 """
-LARGE_OF_AMD = 32 << 20
-"""Their third level has smaller ones, and reads nearly as fast as the second. Not measured."""
 WHY_STREAMED = "no cache has them when they are read, and a store past the caches does not read the line first"
 
 
-def streamed_by_loops(kernel: KernelFunction, plan: LoopStrategy, target: Target) -> list[int]:
+def streamed_by_loops(kernel: KernelFunction, plan: LoopStrategy) -> list[int]:
     """The numbers of these results, but for those that the kernel itself reads again."""
-    if not (large := _large(kernel, target)) or kernel.domain.kind not in ("loops", "rows") or plan.lane is None:
+    if not (large := _large(kernel)) or kernel.domain.kind not in ("loops", "rows") or plan.lane is None:
         return []
     if any(c is not None for c in (plan.split, plan.staged, plan.transposed, plan.interleaved)):
         return []
@@ -49,19 +48,17 @@ def streamed_by_loops(kernel: KernelFunction, plan: LoopStrategy, target: Target
     return [n for n in large if n in last and _in_lines(kernel, n, plan.lane, walked, plan.lanes, together)]
 
 
-def streamed_by_product(kernel: KernelFunction, plan: ContractionStrategy, target: Target) -> list[int]:
+def streamed_by_product(kernel: KernelFunction, plan: ContractionStrategy) -> list[int]:
     """The numbers of these results of a product or a convolution."""
     if plan.lane is None or plan.turned or plan.dot is not None or len(kernel.domain.siblings) > 1:
         return []
     walked, together = set(kernel.domain.rows), plan.lanes * plan.columns
-    return [n for n in _large(kernel, target) if _in_lines(kernel, n, plan.lane, walked, plan.lanes, together)]
+    return [n for n in _large(kernel) if _in_lines(kernel, n, plan.lane, walked, plan.lanes, together)]
 
 
-def _large(kernel: KernelFunction, target: Target) -> list[int]:
+def _large(kernel: KernelFunction) -> list[int]:
     """The results that no cache has later; quickly asked, since few kernels have any. What takes the place of an argument is in one already."""
-    # `fetches_into_first`: what tells AMD's CPUs from others.
-    least = LARGE_OF_AMD if target.fetches_into_first else LARGE
-    return [] if kernel.overwrites else [n for n in range(len(kernel.results)) if _bytes(kernel, n) >= least]
+    return [] if kernel.overwrites else [n for n in range(len(kernel.results)) if _bytes(kernel, n) >= LARGE]
 
 
 def _in_lines(kernel: KernelFunction, n: int, lane: int, walked: set[int], lanes: int, together: int | None) -> bool:
