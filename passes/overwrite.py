@@ -29,15 +29,16 @@ that it has such results."""
 
 def overwrite(function: ir.Operation) -> None:
     """Look at every copy that is written to an argument, in program order."""
-    _Overwrite(function).run()
+    ops = [st.operation(o) for o in function.regions[0].blocks[0].operations]
+    if any("mlirc.write" in op.attributes for op in ops):
+        _Overwrite(function, ops).run()
 
 
 class _Overwrite:
-    def __init__(self, function: ir.Operation) -> None:
-        self.block = function.regions[0].blocks[0]
+    def __init__(self, function: ir.Operation, ops: list[ir.Operation]) -> None:
         self.layouts = Layouts(function)
-        self.tensors = [a for a in self.block.arguments if st.is_tensor(a)]
-        self.ops = [st.operation(o) for o in self.block.operations]
+        self.tensors = [a for a in function.regions[0].blocks[0].arguments if st.is_tensor(a)]
+        self.ops = ops
         self.groups: dict[int, list[ir.Operation]] = {}
         self.group_of: dict[ir.Operation, int] = {}
         for at, op in enumerate(self.ops[:-1]):
@@ -47,9 +48,16 @@ class _Overwrite:
                 self.group_of[op] = number
         self.before: dict[int, set[int]] = {}
         """For each group those that have to run before it."""
+        self.readers: dict[ir.Value, set[int]] = {}
+        """For each argument the groups that read it, or a view of it."""
+        self.risky = {number for number, ops in self.groups.items() if any(st.kind(op) == "call" or st.can_fail(op) for op in ops)}
+        """Groups that may fail."""
         earlier = st.ordered(self.ops)
         for number, ops in self.groups.items():
-            sources = [maker(v) for op in ops for v in self._reads(op)] + [earlier[op] for op in ops if op in earlier]
+            read = [v for op in ops for v in self._reads(op)]
+            for v in read:
+                self.readers.setdefault(self.layouts.of(v).root, set()).add(number)
+            sources = [maker(v) for v in read] + [earlier[op] for op in ops if op in earlier]
             self.before[number] = {self.group_of[s] for s in sources if s in self.group_of} - {number}
 
     def run(self) -> None:
@@ -80,8 +88,7 @@ class _Overwrite:
         if argument.type != value.type or not self._row_major(argument) or not self._in_place(group, argument):
             return None
         # Everything else that reads the argument, and what may fail, comes first.
-        first = {g for g, ops in self.groups.items() if g != group and any(self._first(o, argument) for o in ops)}
-        first -= {self.group_of[copy]}
+        first = (self.risky | self.readers.get(argument, set())) - {group, self.group_of[copy]}
         if any(self._needs(g, group) for g in first):
             return None
         self.before[group] |= first
@@ -112,9 +119,6 @@ class _Overwrite:
     def _reaches(self, value: ir.Value, argument: ir.Value, made: set[ir.Operation]) -> bool:
         """Whether a value shows the argument, or what was made of it in the group."""
         return st.is_tensor(value) and (self.layouts.of(value).root == argument or maker(value) in made)
-
-    def _first(self, op: ir.Operation, argument: ir.Value) -> bool:
-        return st.kind(op) == "call" or st.can_fail(op) or any(self.layouts.of(v).root == argument for v in self._reads(op))
 
     def _reads(self, op: ir.Operation) -> list[ir.Value]:
         return [v for v in op.operands if st.is_tensor(v)] if st.kind(op) == "call" else st.tensors_read(op)
