@@ -18,6 +18,8 @@ Runs on the groups of the fusion.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ..dialects import builders
 from ..dialects.mlir import ir, tensor
 from . import structure as st
@@ -30,7 +32,7 @@ ROUND_OPS = "mlirc.round_ops"
 
 _READERS = ("elementwise", "reduction")
 _VIEWS = st.VIEWS - {"linalg.transpose"}
-"""Without that which has a tensor to write to."""
+"""That are wide as soon as what they show is; a transpose has a tensor to write to."""
 _CONVERSIONS = {"arith.extf", "arith.truncf", "arith.constant", "linalg.yield"}
 """Of a body with nothing else, a conversion between types is all that it does."""
 _CHOICES = {"arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf"}
@@ -76,17 +78,8 @@ def _is_smooth(op: ir.Operation) -> bool:
 
 def _only_read_wide(op: ir.Operation) -> bool:
     """Whether ops of the same group read the result, and widen it first."""
-    uses = _reads(op.results[0])
+    uses = _reads(op.results[0], _VIEWS)
     return bool(uses) and all(_reads_wide(user, number, op) for user, number in uses)
-
-
-def _reads(value: ir.Value) -> list[tuple[ir.Operation, int]]:
-    """Who reads a value, of itself or of a view of it, as which operand."""
-    out: list[tuple[ir.Operation, int]] = []
-    for use in value.uses:
-        op = st.operation(use.owner)
-        out += _reads(op.results[0]) if op.name in _VIEWS else [(op, use.operand_number)]
-    return out
 
 
 def _reads_wide(user: ir.Operation, number: int, op: ir.Operation) -> bool:
@@ -107,7 +100,7 @@ def _stays_smooth(op: ir.Operation, seen: set[ir.Operation]) -> bool:
     seen.add(op)
     if st.kind(op) == "reduction" and _chosen_and_compared(op):
         return False
-    for reader in [r for v in op.results for r in _uses_through_views(v)]:
+    for reader in [r for v in op.results for r, _ in _reads(v)]:
         if st.kind(reader) not in _READERS or st.group_number(reader) != st.group_number(op):
             return False
         if not all(o.name in _SMOOTH or o.name == "math.sqrt" or _is_continuous(o) for o in st.body_ops(reader)) or not _stays_smooth(reader, seen):
@@ -138,15 +131,16 @@ def _chosen_and_compared(reduction: ir.Operation) -> bool:
     """Whether a reduction chooses one of its elements, and not just to subtract it from all, as softmax does."""
     if not any(o.name in _CHOICES for o in st.body_ops(reduction)):
         return False
-    readers = [use for r in reduction.results for use in _uses_through_views(r)]
+    readers = [op for r in reduction.results for op, _ in _reads(r)]
     return not all(st.kind(op) == "elementwise" and any(o.name == "arith.subf" for o in st.body_ops(op)) for op in readers)
 
 
-def _uses_through_views(value: ir.Value) -> list[ir.Operation]:
-    out: list[ir.Operation] = []
+def _reads(value: ir.Value, views: Collection[str] = st.VIEWS) -> list[tuple[ir.Operation, int]]:
+    """Who reads a value, or what such views show of it, and as which operand."""
+    out: list[tuple[ir.Operation, int]] = []
     for use in value.uses:
         op = st.operation(use.owner)
-        out += _uses_through_views(op.results[0]) if st.kind(op) == "view" else [op]
+        out += _reads(op.results[0], views) if op.name in views else [(op, use.operand_number)]
     return out
 
 
@@ -176,7 +170,7 @@ def _widen(op: ir.Operation) -> None:
         new = ir.Operation.create(op.name, results=[wide.type], operands=[*inputs, wide], attributes=fields, regions=1)
         op.regions[0].blocks[0].append_to(new.regions[0])
     _argument(new, len(inputs)).set_type(f32)
-    for user, number in _reads(value):
+    for user, number in _reads(value, _VIEWS):
         argument = _argument(user, number)
         argument.set_type(f32)
         for widened in [st.operation(u.owner) for u in argument.uses]:

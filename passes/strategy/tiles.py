@@ -94,6 +94,12 @@ def reads_of_rows(kernel: KernelFunction, r: Roles) -> list[Access]:
     return [a for a in loads if r.lane is not None and r.row is not None and a.steps.get(r.lane) == 1 and a.steps.get(r.row) and None not in a.steps.values()]
 
 
+def bytes_of(reads: list[Access], kernel: KernelFunction) -> int:
+    """What so many reads see of memory, each element once."""
+    sizes = kernel.domain.sizes
+    return sum(product([c for c in a.steps if a.steps[c]], sizes) * builders.element_type(a.value).width // 8 for a in reads)
+
+
 FEW_STEPS = 4
 """Of k in tiles, whose products are over before what the epilogue reads is there. Residuals of ResNet-50: 64 -> 256 of 56 x 56 350 -> 313 us,
 128 -> 512 of 28 x 28 185 -> 173; behind 8 steps, 256 -> 1024 of 14 x 14, nothing."""
@@ -107,7 +113,7 @@ def reads_ahead(kernel: KernelFunction, r: Roles, caches: Caches) -> str:
     """Why the epilogue had better fetch what it reads of rows for the next lane block; empty if not."""
     reads, d = reads_of_rows(kernel, r), kernel.domain
     steps = product(r.reductions, d.sizes) // row_length(kernel, r)
-    nbytes = sum(product([c for c in a.steps if a.steps[c]], d.sizes) * builders.element_type(a.value).width // 8 for a in reads)
+    nbytes = bytes_of(reads, kernel)
     if reads and steps <= FEW_STEPS:
         return f"a line of each row, which no prefetcher sees coming, behind {steps} steps"
     if reads and steps <= SOME_STEPS and nbytes > caches.second:

@@ -14,7 +14,7 @@ from ...dialects.mlir import ir
 from .. import structure as st
 from . import blocks
 from .common import LINE, known, product
-from .tiles import FEW_PANELS, SUM_BYTES, reads_of_rows
+from .tiles import FEW_PANELS, SUM_BYTES, bytes_of, reads_of_rows
 
 if TYPE_CHECKING:
     from ...lowering.caches import Caches
@@ -344,7 +344,7 @@ def reads_ahead(kernel: KernelFunction, r: Roles, words: int | None, target: Tar
     if not target.fetches_into_first or not reads or len(d.siblings) > 1:
         return ""
     steps = product(r.reductions, d.sizes) // (1 if words is None else st.word(d.anchor))  # type: ignore[arg-type]
-    nbytes = sum(product([c for c in a.steps if a.steps[c]], d.sizes) * builders.element_type(a.value).width // 8 for a in reads)
+    nbytes = bytes_of(reads, kernel)
     if steps >= STEPS_AHEAD or nbytes <= target.caches.second:
         return ""
     return f"a line of each row, which no prefetcher sees coming, of {nbytes >> 10} KB, behind {steps} steps"
