@@ -406,7 +406,12 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 @click.command(help=__doc__)
-@click.option("--models", default="bert,gpt2,llama_prefill,vit_b16,convnext_t,mobilenetv3,swin_t,unet,sage", show_default=True)
+@click.option(
+    "--models",
+    default="bert,gpt2,llama_prefill,vit_b16,convnext_t,mobilenetv3,swin_t,unet,diffusion,sage",
+    show_default=True,
+    help="NAME or NAME@SIZE, as bert@129: the number of tokens or of nodes, the side of the image.",
+)
 @click.option("--dtype", default="f32", show_default=True, type=click.Choice(["f32", "bf16"]))
 @click.option("--threads", default=1, show_default=True)
 @click.option("--backends", default="eager,mlirc", show_default=True, help="Comma-separated; inductor-freeze is another.")

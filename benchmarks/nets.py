@@ -85,6 +85,84 @@ class UNet(nn.Module):
         return self.head(x)
 
 
+class _Residual(nn.Module):
+    """Two times group norm, SiLU, convolution, with the step's embedding between them."""
+
+    def __init__(self, inputs: int, outputs: int, step: int) -> None:
+        super().__init__()
+        self.before, self.after = nn.GroupNorm(32, inputs), nn.GroupNorm(32, outputs)
+        self.first, self.second = nn.Conv2d(inputs, outputs, 3, padding=1), nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.step = nn.Linear(step, outputs)
+        self.skip = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+
+    def forward(self, x: Tensor, step: Tensor) -> Tensor:
+        y = self.first(F.silu(self.before(x))) + self.step(F.silu(step))[:, :, None, None]
+        return self.skip(x) + self.second(F.silu(self.after(y)))
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, context: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width, bias=False)
+        self.key, self.value = nn.Linear(context, width, bias=False), nn.Linear(context, width, bias=False)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        q, k, v = (
+            y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (self.query(x), self.key(context), self.value(context))
+        )
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class _Transformer(nn.Module):
+    """Attention among the pixels, then to the text, then GEGLU, as tokens of the image (Rombach et al., 2022, section 3.3)."""
+
+    def __init__(self, width: int, text: int, heads: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(32, width, eps=1e-6)
+        self.into, self.out = nn.Conv2d(width, width, 1), nn.Conv2d(width, width, 1)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.own, self.cross = _Attention(width, width, heads), _Attention(width, text, heads)
+        self.gate, self.down = nn.Linear(width, 8 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:
+        y = self.into(self.norm(x)).flatten(2).transpose(1, 2)
+        z = self.norms[0](y)
+        y = y + self.own(z, z)
+        y = y + self.cross(self.norms[1](y), text)
+        value, gate = self.gate(self.norms[2](y)).chunk(2, -1)
+        y = y + self.down(value * F.gelu(gate))
+        return x + self.out(y.transpose(1, 2).unflatten(2, x.shape[2:]))
+
+
+class Diffusion(nn.Module):
+    """What predicts the noise in latents, one level down and up again (Rombach et al., 2022, as in Stable Diffusion)."""
+
+    def __init__(self, channels: int, width: int, heads: int, text: int) -> None:
+        super().__init__()
+        self.width, step = width, 4 * width
+        self.step = nn.Sequential(nn.Linear(width, step), nn.SiLU(), nn.Linear(step, step))
+        self.stem = nn.Conv2d(channels, width, 3, padding=1)
+        self.fine, self.coarse = _Residual(width, width, step), _Residual(width, 2 * width, step)
+        self.fine_text, self.coarse_text = _Transformer(width, text, heads), _Transformer(2 * width, text, heads)
+        self.down = nn.Conv2d(width, width, 3, stride=2, padding=1)
+        self.up = nn.Conv2d(2 * width, 2 * width, 3, padding=1)
+        self.merge, self.merge_text = _Residual(3 * width, width, step), _Transformer(width, text, heads)
+        self.norm, self.head = nn.GroupNorm(32, width), nn.Conv2d(width, channels, 3, padding=1)
+
+    def forward(self, x: Tensor, time: Tensor, text: Tensor) -> Tensor:
+        """x: [n, channels, h, w], both even; time: [n]; text: [n, tokens, text]. Returns the noise, as x."""
+        rates = torch.exp(torch.arange(0, self.width, 2, device=x.device) * (-9.21 / self.width))
+        angles = time.float()[:, None] * rates
+        step = self.step(torch.cat([angles.cos(), angles.sin()], -1).to(x.dtype))
+        fine = self.fine_text(self.fine(self.stem(x), step), text)
+        coarse = self.coarse_text(self.coarse(self.down(fine), step), text)
+        coarse = self.up(F.interpolate(coarse, size=fine.shape[2:], mode="nearest"))
+        y = self.merge_text(self.merge(torch.cat([coarse, fine], 1), step), text)
+        return self.head(F.silu(self.norm(y)))
+
+
 class StaticDecoder(nn.Module):
     """One step of decoding with transformers' StaticCache, which holds `filled` random earlier positions.
 

@@ -216,7 +216,7 @@ def _rows(
 
 
 @click.command(help=__doc__)
-@click.option("--models", default="", help="Comma-separated; all of benchmarks/models.py by default.")
+@click.option("--models", default="", help="Comma-separated, NAME or NAME@SIZE, as bert@129; all of benchmarks/models.py by default.")
 @click.option("--dtypes", default="f32", show_default=True, help="Comma-separated, of f32, bf16, f16, f64.")
 @click.option("--threads", default="1", show_default=True, help="Comma-separated numbers of threads.")
 @click.option("--backends", default="eager,inductor,mlirc", show_default=True, help="Also inductor-freeze, aot_eager, ...")
@@ -248,15 +248,19 @@ def main(
         for row in measured:
             print("ROW " + json.dumps(row), flush=True)
         return
-    from .models import MODELS
+    from .models import MODELS, parse
 
     if names:
         click.echo("\n".join(MODELS))
         return
     chosen = models.split(",") if models else list(MODELS)
-    unknown = [*set(chosen) - set(MODELS), *set(dtypes.split(",")) - set(DTYPES)]
-    if unknown:
-        raise click.UsageError(f"unknown {', '.join(unknown)}; models: {', '.join(MODELS)}; dtypes: {', '.join(DTYPES)}")
+    for model in chosen:
+        try:
+            parse(model)
+        except (KeyError, ValueError) as error:
+            raise click.UsageError(error.args[0]) from None
+    if unknown := set(dtypes.split(",")) - set(DTYPES):
+        raise click.UsageError(f"unknown {', '.join(unknown)}; dtypes: {', '.join(DTYPES)}")
     if train and (memory or compile_time or {"inductor-freeze", "inductor-autotune"} & set(contestants)):
         raise click.UsageError("--train times steps of backends that can train: neither --memory nor --compile-time, and inductor without freezing")
     every: list[dict[str, Any]] = []

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from mlirc.benchmarks.nets import GraphSage, LstmTagger, StaticDecoder, UNet
+from mlirc.benchmarks.nets import Diffusion, GraphSage, LstmTagger, StaticDecoder, UNet
 from mlirc.benchmarks.verdict import cast, relative_error, same, tensors
 from mlirc.benchmarks.vision import prepare_torchvision
 from mlirc.benchmarks.weights import redraw
@@ -183,10 +183,16 @@ def unet(batch: int = 1, size: int = 32) -> Case:
     return UNet(3, 2, width=8, depth=2), (torch.randn(batch, 3, size, size),), {}
 
 
+@_case
+def diffusion(batch: int = 2, size: int = 8) -> Case:
+    """Group norm, SiLU, GEGLU, attention to a text, nearest resampling, a concatenation."""
+    return Diffusion(4, width=64, heads=2, text=24), (torch.randn(batch, 4, size, size), torch.rand(batch) * 900, torch.randn(batch, 5, 24)), {}
+
+
 ALL: dict[str, Callable[..., Case]] = {
     f.__name__: f
     for f in (
-        mlp, convnet, encoder_layer, bert, gpt2, llama, llama_decode, vit, convnext, swin, mobilenetv3, graphsage, lstm_tagger, unet
+        mlp, convnet, encoder_layer, bert, gpt2, llama, llama_decode, vit, convnext, swin, mobilenetv3, graphsage, lstm_tagger, unet, diffusion
     )
 }  # fmt: skip
 

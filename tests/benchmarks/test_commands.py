@@ -49,6 +49,16 @@ def test_demo(tiny, backend, code, text):
     assert "MLIRC_OPTIONS" not in os.environ
 
 
+def test_models_of_another_size():
+    assert models.parse("bert@129") == ("bert", [129])
+    assert models.build("bert@7")[2]["input_ids"].shape == (1, 7)
+    for name in ("bert@", "bert@0", "bert@-1", "bert@x"):
+        with pytest.raises(ValueError, match="as in bert@129"):
+            models.parse(name)
+        result = CliRunner().invoke(suite.main, ["--models", name])
+        assert result.exit_code == 2 and "as in bert@129" in result.output
+
+
 def test_demo_leaves_other_models_alone(tiny):
     result = CliRunner().invoke(demo.main, ["--models", "no_such_model,tiny", "--backend", "eager", "--seconds", "0"])
     assert result.exit_code == 1
