@@ -7,6 +7,8 @@ of activations and conversion of results is inside the timing.
 The library is the faster of oneDNN (`mkldnn._linear_pointwise` on a reordered weight) and, for f32, MKL (`mkl._mkl_linear`). For i8, rows
 are unsigned bytes with a zero point, weights signed ones with a scale for each column, results f32, and the library is oneDNN's
 `onednn.qlinear_pointwise`.
+With `--epilogue` the layers have a bias and that function of the result, or add a tensor to it; the bare product is timed beside them, and
+`over bare` is what the epilogue costs.
 The limit is that of the units or of the stream of weights, activations and results, whichever takes longer, both measured
 between the contestants (`benchmarks.limits`).
 
@@ -46,8 +48,33 @@ ROW_SCALE, ROW_ZERO = 0.02, 131
 """Of i8."""
 
 
-def chain(k: int, n: int, rows: int, dtype: Any, cold: bool) -> tuple[Any, list[Any]]:
-    """A module that applies its layers to one input each, and the inputs [rows, k]."""
+EPILOGUES: dict[str, tuple[str, str]] = {
+    "bias": ("none", ""),
+    "relu": ("relu", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", ""),
+    "sigmoid": ("sigmoid", ""),
+    "tanh": ("tanh", ""),
+    "hardswish": ("hardswish", ""),
+    "add": ("add", ""),
+}
+"""Each with oneDNN's name for it, and its variant."""
+
+
+def _applied(epilogue: str, y: Any, other: Any) -> Any:
+    """`epilogue` of [rows, n]; `other`: what is added, of the same shape."""
+    from torch.nn import functional as F
+
+    if epilogue == "add":
+        return y + other
+    if epilogue == "gelu_tanh":
+        return F.gelu(y, approximate="tanh")
+    return y if epilogue == "bias" else getattr(F, epilogue)(y)
+
+
+def chain(k: int, n: int, rows: int, dtype: Any, cold: bool, epilogue: str | None = None) -> tuple[Any, list[Any]]:
+    """A module that applies its layers to one input each, and the inputs: [rows, k] of each layer, then what an epilogue adds, [rows, n]."""
     import torch
 
     weight_bytes = k * n * dtype.itemsize
@@ -64,18 +91,21 @@ def chain(k: int, n: int, rows: int, dtype: Any, cold: bool) -> tuple[Any, list[
                 torch.nn.Parameter(weight(), requires_grad=False) for _ in range(layers if cold else 1)
             )
             self.scales = torch.nn.Parameter(torch.rand(n) / k)
+            self.bias = torch.nn.Parameter(torch.randn(n).to(dtype), requires_grad=False) if epilogue else None
 
         def forward(self, *inputs: Any) -> list[Any]:
-            return [self.layer(x, self.weights[i if cold else 0]) for i, x in enumerate(inputs)]
+            products = [self.layer(x, self.weights[i if cold else 0]) for i, x in enumerate(inputs[:layers])]
+            return [_applied(epilogue, y, inputs[-1]) for y in products] if epilogue else products
 
         def layer(self, x: Any, weight: Any, kind: Any = torch.float32) -> Any:
             if weight.dtype == torch.int8:
                 x, weight = (x.to(kind) - ROW_ZERO) * ROW_SCALE, weight.to(kind) * self.scales[:, None]
-            return torch.nn.functional.linear(x, weight)
+            return torch.nn.functional.linear(x, weight, self.bias)
 
     if dtype == torch.int8:
         return Chain(), [torch.randint(0, 256, (rows, k), dtype=torch.uint8) for _ in range(layers)]
-    return Chain(), [torch.randn(rows, k).to(dtype) for _ in range(layers)]
+    inputs = [torch.randn(rows, k).to(dtype) for _ in range(layers)]
+    return Chain(), [*inputs, torch.randn(rows, n).to(dtype)] if epilogue == "add" else inputs
 
 
 def ours(module: Any, inputs: list[Any], dynamic: bool = False, options: dict[str, Any] | None = None) -> Callable[[], Any]:
@@ -111,12 +141,19 @@ def ours(module: Any, inputs: list[Any], dynamic: bool = False, options: dict[st
     return lambda: runner(list(arguments))
 
 
-def libraries(module: Any, inputs: list[Any]) -> dict[str, Callable[[], Any]]:
-    """One call per library that has the dtype on this CPU; what eager mode calls where none has."""
+def libraries(module: Any, inputs: list[Any], epilogue: str | None = None) -> dict[str, Callable[[], Any]]:
+    """One call per library that has the dtype on this CPU; what eager mode calls where none has.
+
+    oneDNN fuses the epilogue; after MKL, which adds the bias, and after ATen it is a call of its own.
+    """
     import torch
 
     weights = [w.detach() for w in module.weights]
+    bias = module.bias.detach() if epilogue else None
     rows = inputs[0].shape[0]
+    other = inputs[-1]
+    if epilogue == "add":
+        inputs = inputs[:-1]
     out: dict[str, Callable[[], Any]] = {}
     if weights[0].dtype == torch.int8:
         quantised, scales = torch.ops.onednn.qlinear_pointwise, module.scales.detach()
@@ -128,14 +165,19 @@ def libraries(module: Any, inputs: list[Any]) -> dict[str, Callable[[], Any]]:
         linear = torch.ops.mkldnn._linear_pointwise
         packed = [torch.ops.mkldnn._reorder_linear_weight(w, rows) for w in weights]
         each = [(x, packed[i % len(packed)]) for i, x in enumerate(inputs)]
-        out["onednn"] = lambda: [linear(x, w, None, "none", [], "") for x, w in each]
+        name, variant = EPILOGUES[epilogue or "bias"]
+        if epilogue == "add":
+            out["onednn"] = lambda: [linear.binary(x, other, w, bias, name) for x, w in each]
+        else:
+            out["onednn"] = lambda: [linear(x, w, bias, name, [], variant) for x, w in each]
     else:
-        out["aten"] = lambda: [torch.nn.functional.linear(x, weights[i % len(weights)]) for i, x in enumerate(inputs)]
+        linear = torch.nn.functional.linear
+        out["aten"] = lambda: [_applied(epilogue or "bias", linear(x, weights[i % len(weights)], bias), other) for i, x in enumerate(inputs)]
     if inputs[0].dtype == torch.float32 and torch.backends.mkl.is_available():
         mkl = torch.ops.mkl._mkl_linear
         reordered = [torch.ops.mkl._mkl_reorder_linear_weight(w, rows) for w in weights]
         triples = [(x, reordered[i % len(weights)], weights[i % len(weights)]) for i, x in enumerate(inputs)]
-        out["mkl"] = lambda: [mkl(x, p, w, None, rows) for x, p, w in triples]
+        out["mkl"] = lambda: [_applied(epilogue or "bias", mkl(x, p, w, bias, rows), other) for x, p, w in triples]
     return out
 
 
@@ -167,7 +209,7 @@ class Limits:
 
 
 def measure(
-    k: int, n: int, rows: int, dtype: str, cold: bool, dynamic: bool, seconds: float, limits: Limits, pin: str | None = None
+    k: int, n: int, rows: int, dtype: str, cold: bool, dynamic: bool, seconds: float, limits: Limits, pin: str | None = None, epilogue: str | None = None
 ) -> dict[str, Any]:
     """Microseconds of a layer for each contestant, and what follows from them; with a pin, also for what it makes of the kernel."""
     import torch
@@ -176,35 +218,46 @@ def measure(
     from .suite import DTYPES
 
     torch.manual_seed(0)
-    module, inputs = chain(k, n, rows, getattr(torch, {**DTYPES, "i8": "int8"}[dtype]), cold)
-    row: dict[str, Any] = {"k": k, "n": n, "rows": rows, "dtype": dtype, "cold": cold, "dynamic": dynamic}
+    module, inputs = chain(k, n, rows, getattr(torch, {**DTYPES, "i8": "int8"}[dtype]), cold, epilogue)
+    layers = len(inputs) - (epilogue == "add")
+    row: dict[str, Any] = {"k": k, "n": n, "rows": rows, "dtype": dtype, "cold": cold, "dynamic": dynamic, "epilogue": epilogue}
     with torch.no_grad():
-        calls = {"mlirc": ours(module, inputs, dynamic), **libraries(module, inputs)}
+        calls = {"mlirc": ours(module, inputs, dynamic), **libraries(module, inputs, epilogue)}
+        if epilogue:
+            bare, _ = chain(k, n, rows, inputs[0].dtype, cold)
+            calls["bare"] = ours(bare, inputs[:layers], dynamic)
         if pin:
             calls["pinned"] = ours(module, inputs, dynamic, {"pin": f"*: {pin}"})
         weight = module.weights[0]
-        expected = module.layer(inputs[0], weight, torch.float64) if dtype == "i8" else inputs[0].double() @ weight.double().t()
+        if dtype == "i8":
+            expected = module.layer(inputs[0], weight, torch.float64)
+        else:
+            expected = torch.nn.functional.linear(inputs[0].double(), weight.double(), module.bias.double() if epilogue else None)
+            expected = _applied(epilogue or "bias", expected, inputs[-1])
         row["error"] = (calls["mlirc"]()[0].double() - expected).abs().max().item()
         limiting = limits.calls(dtype, cold)
         times = alternate({**calls, **limiting}, seconds)
     for name in calls:
-        row[f"{name} us"] = 1e3 * median_ms(times[name]) / len(inputs)
+        row[f"{name} us"] = 1e3 * median_ms(times[name]) / layers
     library = min(("onednn", "mkl", "aten"), key=lambda name: row.get(f"{name} us", float("inf")))
     row["library us"] = row[f"{library} us"]
     # Round by round: a core that slows down in the middle is no advantage for anybody.
     row["ratio"] = median(a / b for a, b in zip(times[library], times["mlirc"]))
     least = [limits.seconds(k, n, rows, dtype, cold, torch.get_num_threads(), {name: times[name][i] for name in limiting}) for i in range(len(times["mlirc"]))]
-    row["of limit"] = median(len(inputs) * a / b for a, b in zip(least, times["mlirc"]))
+    if epilogue:
+        row["over bare"] = median(a / b for a, b in zip(times["mlirc"], times["bare"]))
+    row["of limit"] = median(layers * a / b for a, b in zip(least, times["mlirc"]))
     row["gflops"] = 2e-3 * rows * k * n / row["mlirc us"]
     return row
 
 
 def _describe(row: dict[str, Any]) -> str:
     shape = f"{row['rows']}x{row['k']}x{row['n']}"
-    pinned = f", {row['pinned us']:.1f} us pinned" if "pinned us" in row else ""
+    more = f", {row['over bare']:.2f}x the bare product" if "over bare" in row else ""
+    more += f", {row['pinned us']:.1f} us pinned" if "pinned us" in row else ""
     return (
         f"{row['dtype']:4} {'cold' if row['cold'] else 'hot':4} {shape:17} {row['mlirc us']:9.1f} us {row['gflops']:6.1f} GF/s "
-        f"{row['of limit']:5.2f} of limit, {row['ratio']:5.2f}x the library, error {row['error']:.0e}{pinned}"
+        f"{row['of limit']:5.2f} of limit, {row['ratio']:5.2f}x the library, error {row['error']:.0e}{more}"
     )
 
 
@@ -216,9 +269,11 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
         worst = min(mine, key=lambda r: r["ratio"])
         large = [r["of limit"] for r in mine if r["rows"] >= 128] or [float("nan")]
         single = [r["of limit"] for r in mine if r["rows"] == 1] or [float("nan")]
+        bare = [r["over bare"] for r in mine if "over bare" in r]
+        over = f"; {geometric_mean(bare):.3f}x the bare product, at most {max(bare):.2f}x" if bare else ""
         out.append(
             f"{key[0]} {'cold' if key[1] else 'hot'}: {len(mine)} shapes, {geometric_mean([r['ratio'] for r in mine]):.2f}x the library (geometric mean), "
-            f"slowest {worst['ratio']:.2f}x at {worst['rows']}x{worst['k']}x{worst['n']}; of limit at 128 rows and more {geometric_mean(large):.2f}, at one {geometric_mean(single):.2f}"
+            f"slowest {worst['ratio']:.2f}x at {worst['rows']}x{worst['k']}x{worst['n']}; of limit at 128 rows and more {geometric_mean(large):.2f}, at one {geometric_mean(single):.2f}{over}"
         )
     return out
 
@@ -230,16 +285,19 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 @click.option("--dtypes", default="f32,bf16", show_default=True, help="f32, bf16, i8.")
 @click.option("--weights", default="hot,cold", show_default=True)
 @click.option("--dynamic", is_flag=True, help="The number of rows is a symbol.")
+@click.option("--epilogue", type=click.Choice(list(EPILOGUES)), help="What the layers do with their results.")
 @click.option("--pin", metavar="FIELD=VALUE,...", help="Also with a strategy that has these fields, as the option pin takes them.")
 @click.option("--threads", default=1, show_default=True)
 @click.option("--seconds", default=0.15, show_default=True, help="Seconds of timing for each contestant.")
 @click.option("--out", type=click.Path(path_type=Path), help="Append the rows to this file as JSON lines.")
 def main(
-    models: str, shapes: tuple[str, ...], rows: str, dtypes: str, weights: str, dynamic: bool, pin: str | None, threads: int, seconds: float,
-    out: Path | None,
+    models: str, shapes: tuple[str, ...], rows: str, dtypes: str, weights: str, dynamic: bool, epilogue: str | None, pin: str | None, threads: int,
+    seconds: float, out: Path | None,
 ) -> None:  # fmt: skip
     import torch
 
+    if epilogue and "i8" in dtypes.split(","):
+        raise click.UsageError("--epilogue is for f32 and bf16")
     torch.set_num_threads(threads)
     limits = Limits()
     click.echo(str(limits))
@@ -249,7 +307,7 @@ def main(
         for cold in [w == "cold" for w in weights.split(",")]:
             for k, n in pairs:
                 for m in map(int, rows.split(",")):
-                    row = measure(k, n, m, dtype, cold, dynamic, seconds, limits, pin)
+                    row = measure(k, n, m, dtype, cold, dynamic, seconds, limits, pin, epilogue)
                     found.append(row)
                     click.echo(_describe(row))
                     if out:

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 from torch._dynamo.backends.registry import register_backend
 
-from mlirc.benchmarks import contractions, demo, groups, limits, measure, models, nets, suite, training, verdict
+from mlirc.benchmarks import contractions, demo, groups, limits, measure, models, nets, products, suite, training, verdict
 from mlirc.benchmarks.in_model import kernel_ms
 from mlirc.tests import models as small
 
@@ -170,6 +170,30 @@ def test_contractions(tmp_path, monkeypatch):
     assert [(r["dtype"], r["cold"], r["rows"]) for r in rows] == [(d, c, m) for d in ("f32", "bf16", "i8") for c in (False, True) for m in (1, 3)]
     assert all(r["error"] < (0.05 if r["dtype"] == "bf16" else 1e-5) and r["ratio"] > 0 and r["of limit"] > 0 and r["pinned us"] > 0 for r in rows)
     assert result.output.count("geometric mean") == 6
+
+
+@pytest.mark.parametrize("epilogue", ["gelu", "add"])
+def test_contractions_with_epilogues(epilogue, tmp_path, monkeypatch):
+    monkeypatch.setattr(contractions, "MOST_LAYERS", 8)
+    out = tmp_path / "rows.jsonl"
+    command = ["--shape", "33x17", "--rows", "3", "--seconds", "0.001", "--epilogue", epilogue, "--out", str(out)]
+    result = CliRunner().invoke(contractions.main, command, catch_exceptions=False)
+    assert result.exit_code == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(r["dtype"], r["cold"]) for r in rows] == [(d, c) for d in ("f32", "bf16") for c in (False, True)]
+    assert all(r["error"] < (0.05 if r["dtype"] == "bf16" else 1e-5) and r["over bare"] > 0 for r in rows)
+    assert "x the bare product, at most" in result.output
+    assert CliRunner().invoke(contractions.main, ["--dtypes", "i8", "--epilogue", epilogue]).exit_code == 2
+
+
+def test_products(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    result = CliRunner().invoke(products.main, ["--models", "odd", "--seconds", "0.001", "--out", str(out)], catch_exceptions=False)
+    assert result.exit_code == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [r["dtype"] for r in rows] == ["f32"] * 4 + ["bf16"] * 4
+    assert all(r["error"] < (0.2 if r["dtype"] == "bf16" else 1e-4) and r["ratio"] > 0 and r["of limit"] > 0 for r in rows)
+    assert CliRunner().invoke(products.main, ["--models", "none"]).exit_code == 2
 
 
 def test_limits():
