@@ -18,6 +18,9 @@
     %t = transpose %nhwc to nchw                %p' = pad %nhwc
     %p = pad %t, read by a concat         ->    %p = transpose %p' to nchw
 
+    %t = transpose %nchw to nhwc                %p' = max of windows of %nchw : nchw
+    %p = max of windows of %t : nhwc      ->    %p = transpose %p' to nhwc
+
     %t = transpose %nhwgc to ngchw              %s' = generic sum over g of %nhwgc : nhwc
     %s = generic sum over g of %t : nchw  ->    %s = transpose %s' to nchw
 
@@ -118,12 +121,12 @@ def follow_operand(op: ir.Operation) -> None:
 def follow_reduced(op: ir.Operation) -> None:
     """Give the result of a reduction the order that its dims have in the first operand that has all loops, which are walked in order."""
     maps, init = st.maps(op), st.owner(op.operands[len(op.operands) - 1])
-    full, stored = _full(maps), st.map_dims(maps[-1])
-    if len(op.results) != 1 or not full or None in stored or init is None or init.name != "linalg.fill" or any(len(o.regions) for o in st.body_ops(op)):
+    stored = st.map_dims(maps[-1])
+    if len(op.results) != 1 or None in stored or init is None or init.name != "linalg.fill" or any(len(o.regions) for o in st.body_ops(op)):
         return
-    order = [d for d in full[0] if d in stored]
+    full = _full(maps) or _windowed(maps, stored)  # type: ignore[arg-type]
     empty = st.owner(init.operands[1])
-    if order != stored and empty is not None and empty.name == "tensor.empty":
+    if full and [d for d in full[0] if d in stored] != stored and empty is not None and empty.name == "tensor.empty":
         _walk(op, full[0], empty, lambda sizes, _: builders.fill(sizes, init.operands[0]))
 
 
@@ -131,6 +134,18 @@ def _full(maps: Sequence[ir.AffineMap]) -> list[list[int]]:
     """The loops of the operands that have all of them, in the order of their dims."""
     loops = list(range(maps[-1].n_dims))
     return [m for m in map(st.map_dims, maps[:-1]) if None not in m and sorted(m) == loops]  # type: ignore[type-var, misc]
+
+
+def _windowed(maps: Sequence[ir.AffineMap], stored: Sequence[int]) -> list[list[int]]:
+    """The loops of the operands whose windows are reduced (a pool's): places in the order of the dims, then what runs within a window."""
+    found = []
+    for m in maps[:-1]:
+        dims = [list(st.loops_in(e)) for e in m.results]
+        outer = [d for loops in dims for d in loops if d in stored or len(loops) == 1]
+        inner = [d for loops in dims for d in loops if d not in outer]
+        if sorted(outer + inner) == list(range(m.n_dims)) and all(sum(d in stored for d in loops) < 2 for loops in dims):
+            found.append(outer + sorted(inner))
+    return found
 
 
 def _walk(op: ir.Operation, order: list[int], empty: ir.Operation, start: Callable[[list[builders.Size], ir.Type], ir.Value]) -> None:

@@ -286,7 +286,7 @@ def test_reductions_between_convolutions(h, w, dtype, dynamic):
 
 
 def test_pads_in_front_of_pooling_keep_the_layout():
-    """Planes stay planes; the pooling's own order is channels-last."""
+    """Planes stay planes, and what is pooled is planes, too, though the pooling's own order is channels-last."""
     nchw, nhwc, padded, pooled = "tensor<1x3x5x8xf32>", "tensor<1x5x8x3xf32>", "tensor<1x7x10x3xf32>", "tensor<1x5x8x3xf32>"
     body = transpose("%t", "%x", nchw, nhwc, [0, 2, 3, 1]) + "%z = arith.constant 0xFF800000 : f32\n%w = tensor.empty() : tensor<3x3xf32>\n"
     body += f"%p = tensor.pad %t low[0, 1, 1, 0] high[0, 1, 1, 0] {{\n^bb0(%i: index, %j: index, %k: index, %l: index):\ntensor.yield %z : f32\n}} : {nhwc} to {padded}\n"
@@ -296,8 +296,10 @@ def test_pads_in_front_of_pooling_keep_the_layout():
         function([("%x", nchw)], body, [("%m", pooled)]),
         fold_transposes,
         """
-        CHECK: affine_map<(d0, d1, d2, d3, d4, d5) -> (d0, d3, d1 + d4, d2 + d5)>
+        CHECK: affine_map<(d0, d1, d2, d3, d4, d5) -> (d0, d1, d2 + d4, d3 + d5)>
         CHECK: tensor.pad %arg0 low[0, 0, 1, 1] high[0, 0, 1, 1]
+        CHECK: %[[POOLED:.*]] = linalg.generic {{.*}} outs(%{{.*}} : tensor<1x3x5x8xf32>)
+        CHECK: linalg.transpose ins(%[[POOLED]] {{.*}} permutation = [0, 2, 3, 1]
         """,
         clean=True,
     )
