@@ -32,6 +32,7 @@ from .passes.expand_math import expand_math
 from .passes.interleave import interleave
 from .passes.keep_wide import ROUND_OPS
 from .passes.multiply_by_reciprocals import multiply_by_reciprocals
+from .passes.near_gathers import near_gathers
 from .passes.registry import NOTHING, UserCode, UserFile, files_key, line_in, load, read_files
 from .passes.results import LOOSE, lying
 from .passes.round_in_place import round_in_place
@@ -105,6 +106,7 @@ def compile_kernel(
         round_in_place(vectors, target)
         even_odd(vectors, target.lanes(16))
         interleave(vectors)
+        near_gathers(vectors, target)
         if getattr(strategy, "streamed", None):
             stream_stores(vectors)
         see("math", vectors)

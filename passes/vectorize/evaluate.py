@@ -17,6 +17,7 @@ from ...dialects.mlir import arith, ir, llvm, memref, scf, vector
 from ...errors import CompileError
 from ...runtime.abi import status_code
 from .. import structure as st
+from ..near_gathers import NEAR
 from ..strategy.near import is_near
 from . import strided
 from .lanes import Arithmetic, Index, Number, Point
@@ -398,11 +399,16 @@ class Evaluator:
         if mask is None:
             mask = m.once("all lanes", lambda: builders.constant(m.vector_type(ir.IntegerType.get_signless(1)), 1))
         zero = builders.constant(kind, 0)
-        if at.vector is None:
-            base, lanes = m.value(at.base), m.lanes_of(Index(0, at.stride))
-        else:
-            base, lanes = m.value(0), at.vector
-        return self._from_storage(vector.gather(kind, place.buffer, [base], lanes, mask, zero), place)
+        # What is the same in all lanes stays apart: what is left of the indices is that of other rows, too.
+        uniform, rest = Index(place.begin), Index(0)
+        for i, s in zip(point, place.strides):
+            same, own = (i, Index(0)) if i.uniform else (Index(0), i) if i.vector is not None else (Index(i.base), Index(0, i.stride))
+            uniform = m.index_add(uniform, m.index_scale(same, s))
+            rest = m.index_add(rest, m.index_scale(own, s))
+        got = vector.gather(kind, place.buffer, [m.value(uniform.base)], m.lanes_of(rest), mask, zero)
+        if at.vector is not None:
+            got.owner.operation.attributes[NEAR] = ir.UnitAttr.get()
+        return self._from_storage(got, place)
 
     def fetch_for_store(self, place: Memory, point: Point) -> None:
         """Ask for the memory that `store` at this point will write."""
