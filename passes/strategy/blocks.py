@@ -32,6 +32,15 @@ SETS = 4096
 """Bytes from a line to the next one in the same set of the first level."""
 
 
+def same_set_lines(step: int, caches: Caches) -> int:
+    """Lines so many bytes apart that the second level has room for."""
+    return caches.second // math.gcd(step, SECOND_SETS)
+
+
+SECOND_SETS = 128 << 10
+"""Bytes from a line to the next one in the same set of the second level, of 2048 sets: 1 MB of 8 ways, 2 MB of 16."""
+
+
 def rows_bytes(caches: Caches) -> int:
     """Of a block of the rows, or of a panel, where a reduction is cut: a fifth of the second level. The next block of a panel, which is
     fetched, and the sums have the rest."""

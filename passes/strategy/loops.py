@@ -9,7 +9,7 @@ from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
 from .common import OF_HALVES, fills_halves, grain, has_functions, why_grain, why_lanes
-from .keep import kept
+from .keep import copied, kept
 from .split import split
 from .stage import staged, staged_along
 from .stream import WHY_STREAMED, streamed_by_loops
@@ -59,6 +59,8 @@ class LoopStrategy:
     block: int = 0
     keep: list[list[int]] = field(default_factory=list)
     """For each phase of a row, the ops of the kernel (their places in it) whose values later phases find in a buffer."""
+    copied: list[int] = field(default_factory=list)
+    """The arguments (their numbers) whose elements of a row the first walk over it copies to a buffer, where later walks find them."""
     in_turns: bool = False
     """Vectors of an iteration take turns (`passes.interleave`)."""
     split: int | None = None
@@ -98,6 +100,9 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     plan.keep = kept(w, plan.lanes)
     if plan.keep:
         why["keep"] = "dear to compute, and wanted again in a later walk over the row"
+    plan.copied = copied(w, plan.lanes, target.caches)
+    if plan.copied:
+        why["copied"] = "read again in a later walk over the row, before which its lines would evict one another"
     plan.rows = _rows_together(w, target)
     if plan.rows > 1:
         why["rows"] = "short rows that are reduced along the lanes"

@@ -8,7 +8,7 @@
 Where the lane class is one of `inner`, accumulators are vectors that are combined at the end of the phase; where it is
 one of `rows`, a lane is a row of its own. What is the same in all iterations of a loop is computed in front of it: LLVM, which does not
 know where results are stored, would load it anew after each of them. Values that several phases need and that are dear to compute are kept in a
-buffer of one row, or read back from the output if they are stored anyway.
+buffer of one row, or read back from the output if they are stored anyway; arguments whose elements would evict one another are copied there.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Loops:
         self.row: Number = 0
         """Which row of those that are computed together."""
         self.stage: Stage | None = None
+        self.read: dict[ir.Value, Point] = {}
+        """The arguments that are to be copied which the current walk reads, and where."""
 
     # Parallel range
 
@@ -82,7 +84,7 @@ class Loops:
         e.in_front = True
         self.out = self.k.bind(e, slots, self.s.streamed)
         self._plan()
-        self.kept = KeptRows(self.s, self.d, [v for values in self.keep for v in values], self.env)
+        self.kept = KeptRows(self.s, self.d, [*(v for values in self.keep for v in values), *self.copied], self.env)
         if self.s.staged is not None:
             self.stage = Stage(self.k, self.s, e, self.env, lambda e: self._size(e, self.s.staged))  # type: ignore[arg-type]
 
@@ -192,6 +194,7 @@ class Loops:
         self.phases, self.row_stores = plan.walks, plan.row_stores
         norm = self.horizontal and not self.row_stores
         self.means = [op for op in (self.phases[0].reductions if self.phases else []) if norm and is_mean_of_norm(op, self.phases)]
+        self.copied = {self.k.arguments[n]: None for n in self.s.copied}
         self.keep = [[v for n in numbers for v in self.k.ops[n].results] for numbers in self.s.keep or [[] for _ in self.phases]]
 
     # One row
@@ -204,6 +207,7 @@ class Loops:
         else:
             e.math.enter_part()
         e.known = self.stage.known() if self.stage else {}
+        e.known |= {v: functools.partial(self._watch, v) for v in self.copied}
         for phase in self.phases:
             self._publish(phase, self._phase(phase))
             self._remember(phase)
@@ -211,9 +215,14 @@ class Loops:
         e.known = {}
         e.math.leave()
 
+    def _watch(self, v: ir.Value, point: Point) -> None:
+        """Note where a walk reads an argument that is to be copied; it is loaded from there."""
+        self.read[v] = point
+
     def _remember(self, phase: Phase) -> None:
-        """Find what a phase has kept or stored in its memory from now on."""
-        e, keep = self.e, self.keep[phase.number]
+        """Find what a phase has kept, copied or stored in its memory from now on."""
+        e, keep = self.e, [*self.keep[phase.number], *self.read]
+        self.read.clear()
         for v in keep:
             e.known[v] = lambda point, v=v: e.load(*self.kept.place(v, self.row))
         for n in phase.stores:
@@ -352,6 +361,7 @@ class Loops:
         """One vector: all reductions and stores of a phase."""
         e = self.e
         e.math.enter_part()
+        self.read.clear()
         out = []
         for op, accs in by_reduction(phase.reductions, carried):
             (combined,) = e.body(op, self._loops(op), [accs[0]])
@@ -363,9 +373,9 @@ class Loops:
                 if e.mask is not None and self.horizontal:
                     new = arith.select(e.mask, new, acc)
                 out.append(new)
-        for v in self.keep[phase.number]:
+        for v in (*self.keep[phase.number], *self.read):
             # The buffer has room for whole vectors: what lies past the end is stored and never used.
-            value = e.value(v, self._point_of(v))
+            value = e.value(v, self.read[v] if v in self.read else self._point_of(v))
             mask, e.mask = e.mask, None
             e.store(*self.kept.place(v, self.row), value)
             e.mask = mask

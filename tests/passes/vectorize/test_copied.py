@@ -1,0 +1,81 @@
+"""Rows along which elements lie far apart: the first walk over a row copies them, where their lines would evict one another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mlirc.lowering.target import Target
+from mlirc.tests.frontend.compare import compare
+from mlirc.tests.passes.graph_text import generic
+from mlirc.tests.passes.vectorize.kernels import kernel, stages, strategy
+
+
+def deviations(channels: int, places: int, step: int | None = None) -> str:
+    """x - mean of x over the channels of planes that lie `step` elements apart."""
+    t, row = f"tensor<{channels}x{places}xf32>", f"tensor<{places}xf32>"
+    body = generic("%s", [("%x", t)], row, ["i, j", "j"], "%o = arith.addf %a0, %a1 : f32", "rp", "ij", "0.0")
+    body += generic("%y", [("%x", t), ("%s", row)], t, ["i, j", "j", "i, j"], "%o = arith.subf %a0, %a1 : f32", "pp", "ij")
+    return kernel([("%x", t)], body, [("%y", t)], [[places, 1]], {"%x": f'mlirc.strides = ["{step or places}", "1"]'})
+
+
+@pytest.mark.parametrize("channels, places, step, is_copied", [
+    (70, 4096, None, True),  # 64 lines of 16 KB apart have a place
+    (64, 4096, None, False),
+    (300, 1024, None, True),
+    (256, 1024, None, False),
+    (300, 1000, 1024, True),
+    (300, 1040, None, False),  # in many sets
+])  # fmt: skip
+def test_what_is_copied(channels, places, step, is_copied):
+    """With a second-level cache of 1 MB and 8 ways."""
+    chosen = strategy(deviations(channels, places, step=step), "skylake-avx512")
+    assert chosen.copied == ([0] if is_copied else []) and ("copied" in chosen.why) == is_copied
+
+
+def test_it_is_read_from_memory_once():
+    text = stages(deviations(300, 1024), "skylake-avx512")["vector"]
+    assert text.count("memref.alloca") == 1
+    assert strategy(deviations(300, 1024), "skylake-avx512").copied
+    assert "memref.alloca" not in stages(deviations(200, 1024), "skylake-avx512")["vector"]
+
+
+def test_one_walk_has_nothing_to_copy():
+    t, row = "tensor<300x1024xf32>", "tensor<1024xf32>"
+    body = generic("%s", [("%x", t)], row, ["i, j", "j"], "%o = arith.addf %a0, %a1 : f32", "rp", "ij", "0.0")
+    assert not strategy(kernel([("%x", t)], body, [("%s", row)], [[1]]), "skylake-avx512").copied
+
+
+OPTIONS = {"target": "skylake-avx512", "strict": True}
+
+
+@pytest.mark.skipif(not Target.parse("host").has_avx512, reason="no AVX-512")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("places", [4096, 4093, 7])
+def test_norms_over_channels(dtype, places):
+    whole = torch.randn(2, 140, 4096) + torch.linspace(-3, 50, 140)[:, None]
+    whole[0, 3, 5], whole[1, :, 2], whole[1, 7, 1] = float("nan"), 0, float("inf")
+    x = whole.to(dtype)
+    w, b = torch.randn(140).to(dtype), torch.randn(140).to(dtype)
+
+    def f(x, w, b):
+        x = x[:, :, :places]
+        y = F.layer_norm(x.transpose(1, 2), (140,), w, b)
+        return y, x.softmax(1), x.var(1), F.normalize(x, dim=1), x - x.mean(1, keepdim=True) + x.amax(1, keepdim=True)
+
+    compare(f, x, w, b, options=OPTIONS)
+
+
+@pytest.mark.skipif(not Target.parse("host").has_avx512, reason="no AVX-512")
+@pytest.mark.parametrize("guard", ["off", "both"])
+def test_several_arguments(guard):
+    """Some of which are read at other places, too."""
+
+    def f(x, y, m):
+        z = torch.where(m, x, y)
+        z = (z - z.mean(0, keepdim=True)) * y
+        u = x[:300] * x[10:310]
+        return z / z.amax(0, keepdim=True), u - u.sum(0, keepdim=True), x.flip(0) - x.sum(0, keepdim=True)
+
+    compare(f, torch.randn(320, 1024), torch.randn(320, 1024), torch.rand(320, 1024) > 0.5, options={**OPTIONS, "guard_pages": guard})
