@@ -1,4 +1,4 @@
-"""Replaces ops of the math dialect, and functions of our own, by arithmetic, so that a vector of them is straight vector code, not library calls.
+"""Replaces ops of the math dialect, remainders, and functions of our own, by arithmetic, so that a vector of them is straight vector code, not library calls.
 
 All functions of f32 and the common ones of f64 become a polynomial and a few bit operations
 (`dialects.math_expansions`). The rarer ones of f64 become calls of the C library, lane by lane. What LLVM has an instruction for (sqrt, fma, absf,
@@ -8,7 +8,7 @@ The largest errors are in tests/numerics/accuracy.md, subnormals, infinities, si
 for f32, and for all but a few of f64. Where an f32 only lives to be rounded to bf16, a coarser polynomial does: 99.9% of
 all results are the nearest bf16, none is more than one ulp away.
 
-Runs after vectorization and before `convert-scf-to-cf`: sin, cos, tan and integer powers build `scf` ops.
+Runs after vectorization and before `convert-scf-to-cf`: sin, cos, tan, remainders and integer powers build `scf` ops.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..dialects.math_expansions import (
     libm,
     logarithm,
     power,
+    remainder,
     rounding,
     trigonometric,
 )
@@ -47,6 +48,7 @@ def _fpowi(x: Num, n: Num) -> Num:
 
 
 EXPANSIONS: dict[str, Expansion] = {
+    "arith.remf": remainder.fmod,
     "math.acos": _f32_or_libm(inverse_trigonometric.acos, "acos"),
     "math.acosh": hyperbolic.acosh,
     "math.asin": _f32_or_libm(inverse_trigonometric.asin, "asin"),
