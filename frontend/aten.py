@@ -19,7 +19,7 @@ from ..runtime.plan import Expr, Pointer
 from ..runtime.program import Frame
 from ..runtime.storage import Storage, movable
 from .evaluate import evaluator
-from .imported import AtenCall, Slot, TensorSpec
+from .imported import AtenCall, Slot
 
 Lent = list[tuple[Storage, Any]]
 """Storages over memory of a program's, and the objects that stand for that memory."""
@@ -62,16 +62,18 @@ def is_profiling() -> bool:
 
 def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol] = ()) -> Callable[[Frame], None]:
     """The function that the program calls in place of a native step. `symbols` are those of the plan's sizes, in order."""
-    operands = [(o.pointer, o.shape, o.strides, spec.dtype) for o, spec in zip(planned.operands, call.operands)]
+    operands = [_Operand(o.pointer, o.shape, o.strides, spec.dtype) for o, spec in zip(planned.operands, call.operands)]
     leaves, tree = pytree.tree_flatten(call.arguments, is_leaf=lambda x: isinstance(x, Slot))
+    positional, named = call.arguments
+    flat = not named and not any(isinstance(x, (list, tuple, dict)) for x in positional)
     numbers = [x for x in leaves if isinstance(x, sympy.Basic)]
     needed = [(i, tuple(map(_localise, st))) for i, st in enumerate(call.strides) if st is not None]
     compute = evaluator(numbers, symbols) if numbers else None
-    outputs: list[tuple[int, TensorSpec] | None] = []
+    outputs: list[tuple[int, _Shape, torch.dtype] | None] = []
     places = iter(planned.results)
     for spec in call.results:
         slot = None if spec is None else next(places)
-        outputs.append(None if spec is None or slot is None else (slot, _local_spec(spec)))
+        outputs.append(None if spec is None or slot is None else (slot, _Shape(*(tuple(map(_localise, x)) for x in (spec.shape, spec.strides))), spec.dtype))
     target = call.target
     # Ops of others may keep what they are given (a log of activations); ATen's do not.
     foreign = getattr(target, "namespace", None) not in ("aten", "prims")
@@ -95,35 +97,59 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
                     storage.move(memory)
 
     def make(frame: Frame, lent: Lent | None) -> None:
-        tensors = [_operand(frame, *o, lent) for o in operands]
+        tensors = [o.tensor(frame, lent) for o in operands]
         for i, strides in needed:
             tensors[i] = laid_out(tensors[i], tuple(frame.size(s) for s in strides))
         left = iter(compute(frame.sizes)) if compute else iter(())
         values = [tensors[x.index] if isinstance(x, Slot) else next(left) if isinstance(x, sympy.Basic) else x for x in leaves]
-        args, kwargs = pytree.tree_unflatten(values, tree)
+        args, kwargs = (values, {}) if flat else pytree.tree_unflatten(values, tree)
         got = target(*args, **kwargs)
         results = [got] if call.single else got
         for result, place in zip(results, outputs):
             if place is None or result is None:  # read by nobody, or described by the graph and not made by the op
                 continue
-            slot, spec = place
-            _check(call, result, tuple(frame.size(s) for s in spec.shape), spec.dtype)
-            strides = tuple(frame.size(s) for s in spec.strides)
+            slot, described, dtype = place
+            shape, strides = described.of(frame)
+            _check(call, result, shape, dtype)
             if _inside(result, tensors) or _is_lazy(result):
-                result = torch.empty_strided(tuple(result.shape), strides, dtype=spec.dtype, device="cpu").copy_(result)
+                result = torch.empty_strided(tuple(result.shape), strides, dtype=dtype, device="cpu").copy_(result)
             result = laid_out(result, strides)
             frame.give(slot, result.data_ptr(), extent(result), result)
 
     return step
 
 
-def _operand(
-    frame: Frame, pointer: Pointer, shape: Sequence[Expr], strides: Sequence[Expr], dtype: torch.dtype, lent: Lent | None
-) -> torch.Tensor:
-    sizes = [frame.size(s) for s in shape]
-    # What has no elements may have no place in the program either.
-    address = 0 if 0 in sizes else frame.address(pointer)
-    return tensor_at(address, sizes, [frame.size(s) for s in strides], dtype, lent)
+class _Shape:
+    """Sizes and strides, which a call knows."""
+
+    def __init__(self, sizes: Sequence[Expr], strides: Sequence[Expr]) -> None:
+        self.sizes, self.strides = tuple(sizes), tuple(strides)
+        self.static = all(isinstance(n, int) for n in (*sizes, *strides))
+
+    def of(self, frame: Frame) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Both in a call."""
+        if self.static:
+            return self.sizes, self.strides  # type: ignore[return-value]
+        return tuple(map(frame.size, self.sizes)), tuple(map(frame.size, self.strides))
+
+
+class _Operand:
+    """What an op is called with. Where the memory of a call is that of the call before, so is the tensor: to make one takes 3 us."""
+
+    def __init__(self, pointer: Pointer, sizes: Sequence[Expr], strides: Sequence[Expr], dtype: torch.dtype) -> None:
+        self.pointer, self.shape, self.dtype = pointer, _Shape(sizes, strides), dtype
+        self.last: tuple[object, torch.Tensor] | None = None
+
+    def tensor(self, frame: Frame, lent: Lent | None) -> torch.Tensor:
+        sizes, strides = self.shape.of(frame)
+        # What has no elements may have no place in the program either.
+        address = 0 if 0 in sizes else frame.address(self.pointer)
+        if lent is not None:
+            return tensor_at(address, sizes, strides, self.dtype, lent)
+        last, what = self.last, (address, sizes, strides, torch.is_inference_mode_enabled())
+        if last is None or last[0] != what:
+            self.last = last = what, tensor_at(address, sizes, strides, self.dtype)
+        return last[1]
 
 
 def _lies_otherwise(result: torch.Tensor, strides: Sequence[int]) -> bool:
@@ -154,13 +180,10 @@ def _check(call: AtenCall, result: torch.Tensor, shape: tuple[int, ...], dtype: 
 
 def _inside(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a result lies in the memory of an operand, which may be reused before the result is read."""
-    return any(result.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in tensors)
+    start = result.untyped_storage().data_ptr()
+    return any(start == t.untyped_storage().data_ptr() for t in tensors)
 
 
 def _localise(x: Any) -> Any:
     """FX's symbols carry assumptions of their own; ours are equal by name."""
     return parse(str(x)) if isinstance(x, sympy.Expr) else x
-
-
-def _local_spec(spec: TensorSpec) -> TensorSpec:
-    return TensorSpec(tuple(map(_localise, spec.shape)), tuple(map(_localise, spec.strides)), spec.dtype)
