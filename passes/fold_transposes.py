@@ -21,6 +21,9 @@
     %t = transpose %nchw to nhwc                %p' = max of windows of %nchw : nchw
     %p = max of windows of %t : nhwc      ->    %p = transpose %p' to nhwc
 
+    %t = transpose %nchw to nhwc                %r' = generic sum of %nchw[n, c, y / 2, x / 2] : nchw
+    %r = generic sum of %t[n, y / 2, ...] ->    %r = transpose %r' to nhwc
+
     %t = transpose %nhwgc to ngchw              %s' = generic sum over g of %nhwgc : nhwc
     %s = generic sum over g of %t : nchw  ->    %s = transpose %s' to nchw
 
@@ -124,7 +127,7 @@ def follow_reduced(op: ir.Operation) -> None:
     stored = st.map_dims(maps[-1])
     if len(op.results) != 1 or None in stored or init is None or init.name != "linalg.fill" or any(len(o.regions) for o in st.body_ops(op)):
         return
-    full = _full(maps) or _windowed(maps, stored)  # type: ignore[arg-type]
+    full = _full(maps) or _windowed(maps, stored) or _looked_up(op, stored)  # type: ignore[arg-type]
     empty = st.owner(init.operands[1])
     if full and [d for d in full[0] if d in stored] != stored and empty is not None and empty.name == "tensor.empty":
         _walk(op, full[0], empty, lambda sizes, _: builders.fill(sizes, init.operands[0]))
@@ -146,6 +149,30 @@ def _windowed(maps: Sequence[ir.AffineMap], stored: Sequence[int]) -> list[list[
         if sorted(outer + inner) == list(range(m.n_dims)) and all(sum(d in stored for d in loops) < 2 for loops in dims):
             found.append(outer + sorted(inner))
     return found
+
+
+def _looked_up(op: ir.Operation, stored: Sequence[int]) -> list[list[int]]:
+    """The same of what is read at computed places, each of which depends on one place of the result (a pool's gradient)."""
+    found = []
+    for o in st.body_ops(op):
+        if o.name == "tensor.extract":
+            outer = [d for index in list(o.operands)[1:] for d in _behind(index) if d in stored]
+            single = [d for d, n in zip(stored, st.shape(op.results[0])) if n == 1 and d not in outer]
+            if sorted(single + outer) == sorted(stored):
+                found.append([*single, *outer, *(d for d in range(len(st.iterators(op))) if d not in stored)])
+    return found
+
+
+def _behind(index: ir.Value) -> list[int]:
+    """The loops that an index is computed from."""
+    todo, loops = [index], set()
+    while todo:
+        o = st.owner(todo.pop())
+        if o is not None and o.name == "linalg.index":
+            loops.add(ir.IntegerAttr(o.attributes["dim"]).value)
+        elif o is not None and o.name.startswith("arith."):
+            todo += o.operands
+    return sorted(loops)
 
 
 def _walk(op: ir.Operation, order: list[int], empty: ir.Operation, start: Callable[[list[builders.Size], ir.Type], ir.Value]) -> None:

@@ -269,6 +269,41 @@ def test_reductions_keep_the_layout_of_their_operand():
     )
 
 
+def test_gradients_of_pools_keep_the_layout_of_what_they_read():
+    """Planes, of one image and of several, whose elements look for the windows that they lie in."""
+    for n in (1, 2):
+        nchw, nhwc, out = f"tensor<{n}x3x4x8xf32>", f"tensor<{n}x4x8x3xf32>", f"tensor<{n}x8x16x3xf32>"
+        body = transpose("%t", "%g", nchw, nhwc, [0, 2, 3, 1]) + "%w = tensor.empty() : tensor<1x1xf32>\n"
+        image = "%n = linalg.index 0 : index" if n > 1 else "%n = arith.constant 0 : index"
+        look = f"""{image}\n%y = linalg.index 1 : index\n%x = linalg.index 2 : index\n%c = linalg.index 3 : index\n%two = arith.constant 2 : index
+            %i = arith.divsi %y, %two : index\n%j = arith.divsi %x, %two : index\n%e = tensor.extract %t[%n, %i, %j, %c] : {nhwc}
+            %o = arith.addf %e, %a1 : f32"""
+        body += generic("%r", [("%w", "tensor<1x1xf32>")], out, ["u, v", "n, y, x, c"], look, "pppprr", "nyxcuv", "0.0")
+        check(
+            function([("%g", nchw)], body, [("%r", out)]),
+            fold_transposes,
+            f"""
+            CHECK: %[[SUM:.*]] = linalg.generic {{{{.*}}}} outs(%{{{{.*}}}} : tensor<{n}x3x8x16xf32>)
+            CHECK: tensor.extract %arg0
+            CHECK: linalg.transpose ins(%[[SUM]] {{{{.*}}}} permutation = [0, 2, 3, 1]
+            """,
+            clean=True,
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n,h,w", [(1, 12, 40), (2, 7, 33), (2, 3, 1)])
+def test_pools_of_planes_and_their_gradients(dtype, n, h, w):
+    x = torch.randn(n, 3, h, w).to(dtype)
+    x[0, 0, 0, 0] = float("nan")
+
+    def f(x):
+        y = F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 1, 1), F.adaptive_avg_pool2d(x, (2, 1)), F.max_pool2d(x, 3, 1, 1)
+        return *y, *torch.autograd.grad([(t * t).sum() for t in y], [x])
+
+    compare(f, x.requires_grad_())
+
+
 @pytest.mark.parametrize("dtype,dynamic", [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)])
 @pytest.mark.parametrize("h,w", [(5, 7), (1, 33), (17, 1)])
 def test_reductions_between_convolutions(h, w, dtype, dynamic):
