@@ -54,6 +54,12 @@ def empty(sizes: Sequence[Size], element: ir.Type) -> ir.Value:
     return tensor.EmptyOp(list(sizes), element).result
 
 
+def sizes_of(empty: ir.Operation) -> list[Size]:
+    """The sizes that a tensor.empty was made with."""
+    left = list(empty.operands)
+    return [s if s >= 0 else left.pop(0) for s in ir.RankedTensorType(empty.results[0].type).shape]
+
+
 def fill(sizes: Sequence[Size], value: ir.Value) -> ir.Value:
     """A tensor that holds `value` everywhere."""
     return linalg.fill(value, empty(sizes, value.type))

@@ -187,7 +187,7 @@ def _walk(op: ir.Operation, order: list[int], empty: ir.Operation, start: Callab
     rename = ir.AffineMap.get(rank, 0, [ir.AffineDimExpr.get(order.index(d)) for d in range(rank)])
     new_maps = [*(_substitute(m, rename) for m in maps[:-1]), builders.projection(rank, [order.index(stored[d]) for d in dims])]  # type: ignore[arg-type]
     with ir.InsertionPoint(op), op.location:
-        sizes = _sizes(empty)
+        sizes = builders.sizes_of(empty)
         init = start([sizes[d] for d in dims], builders.element_type(op.results[0]))
         new = st.operation(op.clone(ip=ir.InsertionPoint(op)))
         new.operands[len(new.operands) - 1] = init
@@ -367,8 +367,3 @@ def follow_operands(op: ir.Operation, layouts: Layouts) -> None:
 
 def _substitute(m: ir.AffineMap, rename: ir.AffineMap) -> ir.AffineMap:
     return ir.AffineMap.get(m.n_dims, 0, [e.compose(rename) for e in m.results])
-
-
-def _sizes(empty: ir.Operation) -> list[builders.Size]:
-    left = list(empty.operands)
-    return [s if s >= 0 else left.pop(0) for s in st.shape(empty.results[0])]

@@ -18,6 +18,7 @@ from .copy_lines import copy_lines
 from .count_updates import count_updates
 from .fill_tiles import fill_tiles
 from .fit_integers import fit_integers
+from .fold_broadcasts import fold_broadcasts
 from .fold_transposes import fold_transposes
 from .fuse import fuse
 from .gather_windows import gather_windows
@@ -153,6 +154,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "fold-transposes": _cleaned(fold_transposes),
     "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),
     "raise-collapses": _cleaned(raise_collapses, fold_transposes),
+    "fold-broadcasts": _cleaned(fold_broadcasts),
     "turn-convolutions": _turn_convolutions,
     "split-reductions": _cleaned(split_reductions),
     "spread-broadcasts": _cleaned(spread_broadcasts),

@@ -26,7 +26,7 @@ def raise_collapses(function: ir.Operation) -> None:
     layouts = Layouts(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if st.kind(op) == "elementwise" and len(op.results) == 1 and not st.uses_index(op):
-            merge = next((m for v in st.inputs(op) if (m := _merge(v)) is not None and _product_behind(v)), None)
+            merge = next((m for v in st.inputs(op) if (m := _merge(v)) is not None and product_behind(v)), None)
             if merge is None:
                 continue
             layouts.begin_again()
@@ -43,14 +43,14 @@ def _merge(value: ir.Value) -> ir.Operation | None:
     return op if any(sum(wide[d] != 1 for d in g) > 1 for g in st.reassociation(op)) else None
 
 
-def _product_behind(value: ir.Value) -> bool:
+def product_behind(value: ir.Value) -> bool:
     """Whether this is a product, or elementwise ops on one."""
     op = st.owner(value)
     if op is None or op.name not in ("tensor.collapse_shape", "linalg.transpose", "linalg.generic") or "mlirc.pack" in op.attributes:
         return False
     if st.kind(op) in ("contraction", "convolution"):
         return True
-    return st.kind(op) != "reduction" and any(_product_behind(v) for v in st.inputs(op))
+    return st.kind(op) != "reduction" and any(product_behind(v) for v in st.inputs(op))
 
 
 def _fits(op: ir.Operation, merge: ir.Operation, layouts: Layouts) -> bool:

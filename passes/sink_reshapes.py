@@ -4,9 +4,14 @@
     %e = expand_shape %m : tensor<1x128x768>      ->      %g = generic gelu(%m) : tensor<128x768>
     %g = generic gelu(%e) : tensor<1x128x768>             %e = expand_shape %g : tensor<1x128x768>
 
+    %p = generic %x * %y : tensor<8x64x56x56>             %p = generic (collapse_shape %x) * (collapse_shape %y) : tensor<8x64x3136>
+    %c = collapse_shape %p : tensor<8x64x3136>    ->      %s = generic sum of %p over the last dim
+    %s = generic sum of %c over the last dim
+
 Views between ops of different rank would keep them apart: linear layers work on [batch * sequence, features], what is
 between them on [batch, sequence, features]. A generic is rewritten when every operand uses each merged group of loops
-whole and in order, or not at all (an operand that is a view itself is collapsed, which cancels).
+whole and in order, or not at all (an operand that is a view itself is collapsed, which cancels). An op that is read merged alone, by ops that
+do not multiply, is computed merged, where its operands lie so that this is a view: an index that is split again in a kernel is a gather.
 """
 
 from __future__ import annotations
@@ -17,14 +22,18 @@ from ..dialects import builders
 from ..dialects.mlir import ir, linalg
 from ..dialects.sizes import normal
 from . import structure as st
-from .layouts import Layouts
+from .layouts import Layouts, NotAView, merges
+from .raise_collapses import product_behind
 
 PASS_NAME = "mlirc-sink-reshapes"
 
 
 def sink_reshapes(function: ir.Operation) -> None:
-    """One walk in program order; expansions that sink meet the next user in the same walk."""
+    """One walk from the end, for what is read merged, and one in program order; what moves meets the next op in the same walk."""
     layouts = Layouts(function)
+    for op in reversed([st.operation(o) for o in function.regions[0].blocks[0].operations]):
+        if st.kind(op) == "elementwise" and len(op.results) == 1 and (groups := _read_merged(op, layouts)):
+            _rewrite(op, groups, layouts)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if op.name == "tensor.collapse_shape":
             _cancel(op)
@@ -76,6 +85,34 @@ def _groups(op: ir.Operation) -> list[list[int]] | None:
         if all(_fits(m, g) for m in st.maps(op) for g in merged):  # type: ignore[arg-type]
             return merged  # type: ignore[return-value]
     return None
+
+
+def _read_merged(op: ir.Operation, layouts: Layouts) -> list[list[int]] | None:
+    """Loops that all readers of an elementwise op merge, if the operands lie so that it may as well read them merged."""
+    users = [st.operation(u.owner) for u in op.results[0].uses]
+    if not users or any(u.name != "tensor.collapse_shape" or st.reassociation(u) != st.reassociation(users[0]) for u in users) or st.uses_index(op):
+        return None
+    maps = st.maps(op)
+    if st.map_dims(maps[-1]) != list(range(maps[-1].n_dims)) or st.ORDERED in op.attributes or "mlirc.pack" in op.attributes:
+        return None
+    readers = [st.operation(use.owner) for user in users for use in user.results[0].uses]
+    if not all(r.name == "linalg.generic" and st.kind(r) in ("elementwise", "reduction") or r.name in ("tensor.expand_shape", "tensor.collapse_shape") for r in readers):
+        return None
+    merged = [g for g in st.reassociation(users[0]) if len(g) > 1]
+    if not merged or not all(_fits(m, g) for m in maps for g in merged) or any(product_behind(v) for v in st.inputs(op)):
+        return None
+    layouts.begin_again()
+    for v, m in zip(st.inputs(op), maps):
+        dims = st.map_dims(m)
+        for group in merged:
+            at = [k for k, d in enumerate(dims) if d in group]
+            try:
+                strides, sizes = layouts.of(v).strides, layouts.shapes.of(v)
+            except NotAView:
+                return None
+            if not merges([sizes[k] for k in at], [strides[k] for k in at]):
+                return None
+    return merged
 
 
 def _fits(m: ir.AffineMap, group: Sequence[int]) -> bool:

@@ -96,3 +96,48 @@ def test_loops_that_are_added_up_are_not_merged():
         CHECK: ins(%[[E]], %arg1 : tensor<3x4x8xf32>, tensor<5x8xf32>)
         """,
     )
+
+
+def test_what_is_read_merged_is_computed_merged():
+    """A product of two arguments, that a sum reads as lines: an index that is split in a kernel is a gather."""
+    product = generic("%a", [("%x", DEEP), ("%y", DEEP)], DEEP, body="arith.mulf") + collapse("%c", "%a")
+    body = product + generic("%s", [("%c", FLAT)], "tensor<8xf32>", ["i, j", "j"], "arith.addf", "rp", "ij", "0.0")
+    check(
+        function([("%x", DEEP), ("%y", DEEP)], body, [("%s", "tensor<8xf32>")]),
+        sink_reshapes,
+        """
+        CHECK-DAG: %[[X:.*]] = tensor.collapse_shape %arg0
+        CHECK-DAG: %[[Y:.*]] = tensor.collapse_shape %arg1
+        CHECK: linalg.generic {{.*}} ins(%[[X]], %[[Y]] : tensor<12x8xf32>, tensor<12x8xf32>) outs(%{{.*}} : tensor<12x8xf32>)
+        CHECK-NOT: tensor.expand_shape
+        """,
+        clean=True,
+    )
+
+
+def test_chains_that_are_read_merged():
+    """From the last op to the first, which two of them read."""
+    body = generic("%a", [("%x", DEEP)], DEEP) + generic("%b", [("%a", DEEP), ("%y", DEEP)], DEEP, body="arith.mulf") + collapse("%c", "%b") + collapse("%d", "%a")
+    for n, v in enumerate("cd"):
+        body += generic(f"%s{n}", [(f"%{v}", FLAT)], "tensor<8xf32>", ["i, j", "j"], "arith.addf", "rp", "ij", "0.0")
+    check(
+        function([("%x", DEEP), ("%y", DEEP)], body, [("%s0", "tensor<8xf32>"), ("%s1", "tensor<8xf32>")]),
+        sink_reshapes,
+        """
+        CHECK-NOT: outs(%{{.*}} : tensor<3x4x8xf32>)
+        CHECK: math.exp
+        CHECK-NOT: tensor.expand_shape
+        """,
+        clean=True,
+    )
+
+
+def test_what_does_not_lie_merged_stays():
+    product = generic("%a", [("%x", DEEP)], DEEP) + collapse("%c", "%a")
+    body = product + generic("%s", [("%c", FLAT)], "tensor<8xf32>", ["i, j", "j"], "arith.addf", "rp", "ij", "0.0")
+    check(
+        function([("%x", DEEP)], body, [("%s", "tensor<8xf32>")], {"%x": 'mlirc.strides = ["8", "24", "1"]'}),
+        sink_reshapes,
+        "CHECK: linalg.generic {{.*}} ins(%arg0 : tensor<3x4x8xf32>)",
+        clean=True,
+    )

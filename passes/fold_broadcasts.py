@@ -1,0 +1,102 @@
+"""Read what is broadcast where it is small, and compute with it there.
+
+    %e = generic copy %x[i, 0] : n x m                %d = generic %x[i, 0] / 768 : n
+    %d = generic %e / 768 : n x m            ->       %r = generic %d[i] * %y[i, j] : n x m
+    %r = generic %d * %y : n x m
+
+The gradients of sums and means are such: `expand`, a division, and then what the sum was of. An op that reads nothing but what is
+broadcast says nothing of the loops along which it is, so that fusion could not tell that they are those of the rows which were summed; and
+what is the same for a whole row is computed once. The copy stays where something else reads it, a product or a view.
+"""
+
+from __future__ import annotations
+
+from ..dialects import builders
+from ..dialects.mlir import ir
+from . import structure as st
+
+PASS_NAME = "mlirc-fold-broadcasts"
+
+
+def fold_broadcasts(function: ir.Operation) -> bool:
+    """One walk in program order; whether there was something."""
+    changed = False
+    for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
+        if st.kind(op) in ("elementwise", "reduction") and op.name == "linalg.generic":
+            changed |= _read_small(op)
+            changed |= _compute_small(op)
+    return changed
+
+
+def _copied(value: ir.Value) -> tuple[ir.Value, ir.AffineMap] | None:
+    """What is broadcast to a value, without being changed, and where each element of that comes from."""
+    op = st.owner(value)
+    if op is None or op.name != "linalg.generic" or not _is_plain(op) or len(st.inputs(op)) != 1:
+        return None
+    block = op.regions[0].blocks[0]
+    (source,), (m, _) = st.inputs(op), st.maps(op)
+    last = st.operation(block.operations[0])
+    if last.name != "linalg.yield" or last.operands[0] != block.arguments[0] or not _spans(op, st.used_loops(m)):
+        return None
+    return source, m
+
+
+def _is_plain(op: ir.Operation) -> bool:
+    """An elementwise op with one result, stored in the order of its loops, about which no other pass has said anything."""
+    named = {a if isinstance(a, str) else a.name for a in op.attributes}
+    if st.kind(op) != "elementwise" or len(op.results) != 1 or named - {"indexing_maps", "iterator_types", "operandSegmentSizes", "operand_segment_sizes"}:
+        return False
+    maps = st.maps(op)
+    return st.map_dims(maps[-1]) == list(range(maps[-1].n_dims)) and all(isinstance(e, (ir.AffineDimExpr, ir.AffineConstantExpr)) for m in maps for e in m.results)
+
+
+def _spans(op: ir.Operation, loops: set[int]) -> bool:
+    """Whether a result has more than one element along some loop that is not one of these."""
+    return any(n != 1 for d, n in enumerate(st.shape(op.results[0])) if d not in loops)
+
+
+def _read_small(op: ir.Operation) -> bool:
+    """Read the sources of broadcast operands."""
+    maps, changed = st.maps(op), False
+    for i, v in enumerate(st.inputs(op)):
+        found = _copied(v)
+        if found is None:
+            continue
+        source, m = found
+        new = ir.AffineMap.get(maps[i].n_dims, 0, [e.compose(maps[i]) for e in m.results])
+        # The size of a loop has to be that of some operand.
+        others = [x for k, x in enumerate(maps) if k != i]
+        known = {d for x in (*others, new) for d in st.map_dims(x) if d is not None}
+        if known == set(range(maps[i].n_dims)):
+            op.operands[i], maps[i], changed = source, new, True
+    if changed:
+        op.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps])
+    return changed
+
+
+def _compute_small(op: ir.Operation) -> bool:
+    """Compute an op once for all elements along the loops that none of its operands has, and broadcast the result."""
+    if not _is_plain(op) or not st.inputs(op) or _copied(op.results[0]) is not None or st.uses_index(op) or any(map(st.is_tensor, st.captured(op))):
+        return False
+    maps = st.maps(op)
+    used = sorted(set().union(*map(st.used_loops, maps[:-1])))
+    empty = st.owner(op.operands[len(op.operands) - 1])
+    if not _spans(op, set(used)) or empty is None or empty.name != "tensor.empty" or any(True for _ in op.regions[0].blocks[0].arguments[len(maps) - 1].uses):
+        return False
+    rename = ir.AffineMap.get(len(used), 0, [ir.AffineDimExpr.get(used.index(d)) if d in used else ir.AffineConstantExpr.get(0) for d in range(maps[-1].n_dims)])
+    with ir.InsertionPoint(op), op.location:
+        sizes = builders.sizes_of(empty)
+        init = builders.empty([sizes[d] for d in used], builders.element_type(op.results[0]))
+        small = st.operation(op.clone(ip=ir.InsertionPoint(op)))
+        small.operands[len(small.operands) - 1] = init
+        small.attributes["indexing_maps"] = ir.ArrayAttr.get(
+            [ir.AffineMapAttr.get(ir.AffineMap.get(len(used), 0, [e.compose(rename) for e in m.results])) for m in maps[:-1]]
+            + [ir.AffineMapAttr.get(builders.identity(len(used)))]
+        )
+        small.attributes["iterator_types"] = builders.iterator_types("p" * len(used))
+        small.results[0].set_type(init.type)
+        n = maps[-1].n_dims
+        (wide,) = builders.generic([small.results[0]], [op.operands[len(op.operands) - 1]], [builders.projection(n, used), builders.identity(n)], "p" * n, lambda v, _: [v])
+    op.results[0].replace_all_uses_with(wide)
+    op.erase()
+    return True
