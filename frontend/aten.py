@@ -134,7 +134,11 @@ class _Shape:
 
 
 class _Operand:
-    """What an op is called with. Where the memory of a call is that of the call before, so is the tensor: to make one takes 3 us."""
+    """What an op is called with. Where the memory of a call is that of the call before, so is the tensor: to make one takes 3 us.
+
+    Calls, and threads, may share it: ATen's ops keep nothing that they are given, and what they return of it is copied (`_inside`). Between
+    calls, nobody looks at its memory. Ops of others (`lent`) get one of their own each time.
+    """
 
     def __init__(self, pointer: Pointer, sizes: Sequence[Expr], strides: Sequence[Expr], dtype: torch.dtype) -> None:
         self.pointer, self.shape, self.dtype = pointer, _Shape(sizes, strides), dtype

@@ -31,7 +31,7 @@ def fold_broadcasts(function: ir.Operation) -> bool:
 def _copied(value: ir.Value) -> tuple[ir.Value, ir.AffineMap] | None:
     """What is broadcast to a value, without being changed, and where each element of that comes from."""
     op = st.owner(value)
-    if op is None or op.name != "linalg.generic" or not _is_plain(op) or len(st.inputs(op)) != 1:
+    if op is None or op.name != "linalg.generic" or not st.is_plain(op) or len(st.inputs(op)) != 1:
         return None
     block = op.regions[0].blocks[0]
     (source,), (m, _) = st.inputs(op), st.maps(op)
@@ -39,15 +39,6 @@ def _copied(value: ir.Value) -> tuple[ir.Value, ir.AffineMap] | None:
     if last.name != "linalg.yield" or last.operands[0] != block.arguments[0] or not _spans(op, st.used_loops(m)):
         return None
     return source, m
-
-
-def _is_plain(op: ir.Operation) -> bool:
-    """An elementwise op with one result, stored in the order of its loops, about which no other pass has said anything."""
-    named = {a if isinstance(a, str) else a.name for a in op.attributes}
-    if st.kind(op) != "elementwise" or len(op.results) != 1 or named - {"indexing_maps", "iterator_types", "operandSegmentSizes", "operand_segment_sizes"}:
-        return False
-    maps = st.maps(op)
-    return st.map_dims(maps[-1]) == list(range(maps[-1].n_dims)) and all(isinstance(e, (ir.AffineDimExpr, ir.AffineConstantExpr)) for m in maps for e in m.results)
 
 
 def _spans(op: ir.Operation, loops: set[int]) -> bool:
@@ -76,7 +67,7 @@ def _read_small(op: ir.Operation) -> bool:
 
 def _compute_small(op: ir.Operation) -> bool:
     """Compute an op once for all elements along the loops that none of its operands has, and broadcast the result."""
-    if not _is_plain(op) or not st.inputs(op) or _copied(op.results[0]) is not None or st.uses_index(op) or any(map(st.is_tensor, st.captured(op))):
+    if not st.is_plain(op) or not st.inputs(op) or _copied(op.results[0]) is not None or st.uses_index(op) or any(map(st.is_tensor, st.captured(op))):
         return False
     maps = st.maps(op)
     used = sorted(set().union(*map(st.used_loops, maps[:-1])))

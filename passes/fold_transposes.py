@@ -127,10 +127,11 @@ def follow_reduced(op: ir.Operation) -> None:
     stored = st.map_dims(maps[-1])
     if len(op.results) != 1 or None in stored or init is None or init.name != "linalg.fill" or any(len(o.regions) for o in st.body_ops(op)):
         return
-    full = _full(maps) or _windowed(maps, stored) or _looked_up(op, stored)  # type: ignore[arg-type]
+    places = [d for d in stored if d is not None]
+    order = next(iter(_full(maps)), None) or _windowed(maps, places) or _looked_up(op, places)
     empty = st.owner(init.operands[1])
-    if full and [d for d in full[0] if d in stored] != stored and empty is not None and empty.name == "tensor.empty":
-        _walk(op, full[0], empty, lambda sizes, _: builders.fill(sizes, init.operands[0]))
+    if order and [d for d in order if d in places] != places and empty is not None and empty.name == "tensor.empty":
+        _walk(op, order, empty, lambda sizes, _: builders.fill(sizes, init.operands[0]))
 
 
 def _full(maps: Sequence[ir.AffineMap]) -> list[list[int]]:
@@ -139,28 +140,26 @@ def _full(maps: Sequence[ir.AffineMap]) -> list[list[int]]:
     return [m for m in map(st.map_dims, maps[:-1]) if None not in m and sorted(m) == loops]  # type: ignore[type-var, misc]
 
 
-def _windowed(maps: Sequence[ir.AffineMap], stored: Sequence[int]) -> list[list[int]]:
-    """The loops of the operands whose windows are reduced (a pool's): places in the order of the dims, then what runs within a window."""
-    found = []
+def _windowed(maps: Sequence[ir.AffineMap], stored: Sequence[int]) -> list[int] | None:
+    """The loops of the operand whose windows are reduced (a pool's): places in the order of the dims, then what runs within a window."""
     for m in maps[:-1]:
         dims = [list(st.loops_in(e)) for e in m.results]
         outer = [d for loops in dims for d in loops if d in stored or len(loops) == 1]
         inner = [d for loops in dims for d in loops if d not in outer]
         if sorted(outer + inner) == list(range(m.n_dims)) and all(sum(d in stored for d in loops) < 2 for loops in dims):
-            found.append(outer + sorted(inner))
-    return found
+            return outer + sorted(inner)
+    return None
 
 
-def _looked_up(op: ir.Operation, stored: Sequence[int]) -> list[list[int]]:
+def _looked_up(op: ir.Operation, stored: Sequence[int]) -> list[int] | None:
     """The same of what is read at computed places, each of which depends on one place of the result (a pool's gradient)."""
-    found = []
     for o in st.body_ops(op):
         if o.name == "tensor.extract":
             outer = [d for index in list(o.operands)[1:] for d in _behind(index) if d in stored]
             single = [d for d, n in zip(stored, st.shape(op.results[0])) if n == 1 and d not in outer]
             if sorted(single + outer) == sorted(stored):
-                found.append([*single, *outer, *(d for d in range(len(st.iterators(op))) if d not in stored)])
-    return found
+                return [*single, *outer, *(d for d in range(len(st.iterators(op))) if d not in stored)]
+    return None
 
 
 def _behind(index: ir.Value) -> list[int]:

@@ -45,12 +45,17 @@ def _merge(value: ir.Value) -> ir.Operation | None:
 
 def product_behind(value: ir.Value) -> bool:
     """Whether this is a product, or elementwise ops on one."""
-    op = st.owner(value)
-    if op is None or op.name not in ("tensor.collapse_shape", "linalg.transpose", "linalg.generic") or "mlirc.pack" in op.attributes:
-        return False
-    if st.kind(op) in ("contraction", "convolution"):
-        return True
-    return st.kind(op) != "reduction" and any(product_behind(v) for v in st.inputs(op))
+    todo, seen = [value], set()
+    while todo:
+        op = st.owner(todo.pop())
+        if op is None or op in seen or op.name not in ("tensor.collapse_shape", "linalg.transpose", "linalg.generic") or "mlirc.pack" in op.attributes:
+            continue
+        seen.add(op)
+        if st.kind(op) in ("contraction", "convolution"):
+            return True
+        if st.kind(op) != "reduction":
+            todo += st.inputs(op)
+    return False
 
 
 def _fits(op: ir.Operation, merge: ir.Operation, layouts: Layouts) -> bool:

@@ -32,7 +32,7 @@ def sink_reshapes(function: ir.Operation) -> None:
     """One walk from the end, for what is read merged, and one in program order; what moves meets the next op in the same walk."""
     layouts = Layouts(function)
     for op in reversed([st.operation(o) for o in function.regions[0].blocks[0].operations]):
-        if st.kind(op) == "elementwise" and len(op.results) == 1 and (groups := _read_merged(op, layouts)):
+        if st.is_plain(op) and (groups := _read_merged(op, layouts)):
             _rewrite(op, groups, layouts)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if op.name == "tensor.collapse_shape":
@@ -92,9 +92,9 @@ def _read_merged(op: ir.Operation, layouts: Layouts) -> list[list[int]] | None:
     users = [st.operation(u.owner) for u in op.results[0].uses]
     if not users or any(u.name != "tensor.collapse_shape" or st.reassociation(u) != st.reassociation(users[0]) for u in users) or st.uses_index(op):
         return None
-    maps = st.maps(op)
-    if st.map_dims(maps[-1]) != list(range(maps[-1].n_dims)) or st.ORDERED in op.attributes or "mlirc.pack" in op.attributes:
+    if any(True for _ in op.regions[0].blocks[0].arguments[len(st.inputs(op))].uses):  # what is there beforehand is read
         return None
+    maps = st.maps(op)
     readers = [st.operation(use.owner) for user in users for use in user.results[0].uses]
     if not all(r.name == "linalg.generic" and st.kind(r) in ("elementwise", "reduction") or r.name in ("tensor.expand_shape", "tensor.collapse_shape") for r in readers):
         return None

@@ -285,6 +285,16 @@ def uses_index(op: ir.Operation) -> bool:
     return any(o.name == "linalg.index" for o in body_ops(op))
 
 
+def is_plain(op: ir.Operation) -> bool:
+    """Whether this is an elementwise op with one result, stored in the order of its loops, of which no pass has said anything, and whose
+    operands are read at places of these loops."""
+    named = {a if isinstance(a, str) else a.name for a in op.attributes}
+    if kind(op) != "elementwise" or len(op.results) != 1 or named - {"indexing_maps", "iterator_types", "operandSegmentSizes"}:
+        return False
+    _maps = maps(op)
+    return map_dims(_maps[-1]) == list(range(_maps[-1].n_dims)) and all(isinstance(e, (ir.AffineDimExpr, ir.AffineConstantExpr)) for m in _maps for e in m.results)
+
+
 def can_fail(op: ir.Operation) -> bool:
     """Whether an op of a kernel checks what it reads: an index, a divisor."""
     if op.name == "linalg.generic":

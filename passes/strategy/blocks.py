@@ -38,7 +38,8 @@ def same_set_lines(step: int, caches: Caches) -> int:
 
 
 SECOND_SETS = 128 << 10
-"""Bytes from a line to the next one in the same set of the second level, of 2048 sets: 1 MB of 8 ways, 2 MB of 16."""
+"""Bytes from a line to the next one in the same set of the second level, if it has 2048 sets: 1 MB of 8 ways, 2 MB of 16. Others have half
+as many, or twice; then the number of lines is a guess."""
 
 
 def rows_bytes(caches: Caches) -> int:

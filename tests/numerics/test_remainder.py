@@ -9,13 +9,13 @@ import torch
 from mlirc.tests.passes.graph_text import generic
 from mlirc.tests.passes.vectorize.kernels import kernel, stages
 
-INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+BITS_OF = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 SPECIAL = [0.0, -0.0, 1, -1, 0.5, float("inf"), -float("inf"), float("nan"), 1e-45, -3e-45, 1e-38, 3e38, -3e38, 0.1, 7, 2.0**24, 2.0**24 + 2, 5e-324, 1e308]
 
 
 def any_bits(n: int, dtype: torch.dtype) -> torch.Tensor:
-    kind = torch.iinfo(INTEGERS[dtype])
-    return torch.randint(kind.min, kind.max, (n,), dtype=INTEGERS[dtype]).view(dtype)
+    kind = torch.iinfo(BITS_OF[dtype])
+    return torch.randint(kind.min, kind.max, (n,), dtype=BITS_OF[dtype]).view(dtype)
 
 
 def pairs(kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,7 +32,7 @@ def pairs(kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return (torch.randn(n) * 100).to(dtype), torch.randn(n).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("dtype", BITS_OF)
 @pytest.mark.parametrize("kind", ["usual", "multiples", "special", "any bits"])
 @pytest.mark.parametrize("target", ["host", "x86-64-v3"])
 def test_exact(dtype, kind, target):
@@ -49,7 +49,7 @@ def test_exact(dtype, kind, target):
     assert torch.equal(got[there], expected[there]) and torch.equal(got[there].signbit(), expected[there].signbit())
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("dtype", BITS_OF)
 @pytest.mark.parametrize("kind", ["usual", "special"])
 @pytest.mark.parametrize("n", [1, 17, 361])
 def test_what_is_made_of_it_is_what_eager_mode_gives(dtype, kind, n):

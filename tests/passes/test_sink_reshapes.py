@@ -141,3 +141,12 @@ def test_what_does_not_lie_merged_stays():
         "CHECK: linalg.generic {{.*}} ins(%arg0 : tensor<3x4x8xf32>)",
         clean=True,
     )
+
+
+def test_long_chains_whose_values_are_read_twice():
+    """Each value is looked at once: by paths, there would be 3^40 of them."""
+    body = ""
+    for n in range(40):
+        body += generic(f"%v{n}", [(f"%v{n - 1}" if n else "%x", DEEP)] * 2, DEEP, body="arith.mulf")
+    body += collapse("%c", "%v39") + generic("%s", [("%c", FLAT)], "tensor<8xf32>", ["i, j", "j"], "arith.addf", "rp", "ij", "0.0")
+    check(function([("%x", DEEP)], body, [("%s", "tensor<8xf32>")]), sink_reshapes, "CHECK-NOT: outs(%{{.*}} : tensor<3x4x8xf32>)", clean=True)

@@ -34,6 +34,18 @@ def test_what_is_copied(channels, places, step, is_copied):
     assert chosen.copied == ([0] if is_copied else []) and ("copied" in chosen.why) == is_copied
 
 
+def test_copies_have_a_limit():
+    """They lie on the stack: of 40 arguments with 16 KB each in a row, 512 KB."""
+    t, row, n = "tensor<256x8192xf64>", "tensor<8192xf64>", 40
+    body = "".join(generic(f"%s{i}", [(f"%x{i}", t)], row, ["i, j", "j"], "arith.addf", "rp", "ij", "0.0") for i in range(n))
+    total, maps = [f"%o0 = arith.addf %a0, %a{n} : f64"], ["i, j"] * n + ["j"] * n + ["i, j"]
+    total += [f"%o{i} = arith.addf %o{i - 1}, %a{i} : f64" for i in range(1, n)]
+    total += [f"%o = arith.subf %o{n - 1}, %a{n + 1} : f64"]
+    body += generic("%y", [*((f"%x{i}", t) for i in range(n)), *((f"%s{i}", row) for i in range(n))], t, maps, "\n".join(total), "pp", "ij")
+    chosen = strategy(kernel([(f"%x{i}", t) for i in range(n)], body, [("%y", t)], [[8192, 1]]), "skylake-avx512")
+    assert 0 < len(chosen.copied) * 256 * 8 * chosen.lanes <= 512 << 10 and len(chosen.copied) < n
+
+
 def test_it_is_read_from_memory_once():
     text = stages(deviations(300, 1024), "skylake-avx512")["vector"]
     assert text.count("memref.alloca") == 1
@@ -76,6 +88,8 @@ def test_several_arguments(guard):
         z = torch.where(m, x, y)
         z = (z - z.mean(0, keepdim=True)) * y
         u = x[:300] * x[10:310]
-        return z / z.amax(0, keepdim=True), u - u.sum(0, keepdim=True), x.flip(0) - x.sum(0, keepdim=True)
+        v = y * 2 + 1
+        v = v - (v[1:] * v[:-1]).sum(0)
+        return v, z / z.amax(0, keepdim=True), u - u.sum(0, keepdim=True), x.flip(0) - x.sum(0, keepdim=True)
 
     compare(f, torch.randn(320, 1024), torch.randn(320, 1024), torch.rand(320, 1024) > 0.5, options={**OPTIONS, "guard_pages": guard})
