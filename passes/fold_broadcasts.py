@@ -22,7 +22,7 @@ def fold_broadcasts(function: ir.Operation) -> bool:
     """One walk in program order; whether there was something."""
     changed = False
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
-        if st.kind(op) in ("elementwise", "reduction") and op.name == "linalg.generic":
+        if st.kind(op) in ("elementwise", "reduction"):
             changed |= _read_small(op)
             changed |= _compute_small(op)
     return changed
@@ -31,7 +31,7 @@ def fold_broadcasts(function: ir.Operation) -> bool:
 def _copied(value: ir.Value) -> tuple[ir.Value, ir.AffineMap] | None:
     """What is broadcast to a value, without being changed, and where each element of that comes from."""
     op = st.owner(value)
-    if op is None or op.name != "linalg.generic" or not st.is_plain(op) or len(st.inputs(op)) != 1:
+    if op is None or not st.is_plain(op) or len(st.inputs(op)) != 1:
         return None
     block = op.regions[0].blocks[0]
     (source,), (m, _) = st.inputs(op), st.maps(op)
@@ -67,12 +67,12 @@ def _read_small(op: ir.Operation) -> bool:
 
 def _compute_small(op: ir.Operation) -> bool:
     """Compute an op once for all elements along the loops that none of its operands has, and broadcast the result."""
-    if not st.is_plain(op) or not st.inputs(op) or _copied(op.results[0]) is not None or st.uses_index(op) or any(map(st.is_tensor, st.captured(op))):
+    if not st.is_plain(op) or not st.inputs(op) or _copied(op.results[0]) is not None or any(map(st.is_tensor, st.captured(op))):
         return False
     maps = st.maps(op)
     used = sorted(set().union(*map(st.used_loops, maps[:-1])))
     empty = st.owner(op.operands[len(op.operands) - 1])
-    if not _spans(op, set(used)) or empty is None or empty.name != "tensor.empty" or any(True for _ in op.regions[0].blocks[0].arguments[len(maps) - 1].uses):
+    if not _spans(op, set(used)) or empty is None or empty.name != "tensor.empty":
         return False
     rename = ir.AffineMap.get(len(used), 0, [ir.AffineDimExpr.get(used.index(d)) if d in used else ir.AffineConstantExpr.get(0) for d in range(maps[-1].n_dims)])
     with ir.InsertionPoint(op), op.location:

@@ -88,15 +88,13 @@ def _groups(op: ir.Operation) -> list[list[int]] | None:
 
 
 def _read_merged(op: ir.Operation, layouts: Layouts) -> list[list[int]] | None:
-    """Loops that all readers of an elementwise op merge, if the operands lie so that it may as well read them merged."""
+    """Loops that all readers of a plain op merge, if the operands lie so that it may as well read them merged."""
     users = [st.operation(u.owner) for u in op.results[0].uses]
-    if not users or any(u.name != "tensor.collapse_shape" or st.reassociation(u) != st.reassociation(users[0]) for u in users) or st.uses_index(op):
-        return None
-    if any(True for _ in op.regions[0].blocks[0].arguments[len(st.inputs(op))].uses):  # what is there beforehand is read
+    if not users or any(u.name != "tensor.collapse_shape" or st.reassociation(u) != st.reassociation(users[0]) for u in users):
         return None
     maps = st.maps(op)
     readers = [st.operation(use.owner) for user in users for use in user.results[0].uses]
-    if not all(r.name == "linalg.generic" and st.kind(r) in ("elementwise", "reduction") or r.name in ("tensor.expand_shape", "tensor.collapse_shape") for r in readers):
+    if not all(st.kind(r) in ("elementwise", "reduction") or r.name in ("tensor.expand_shape", "tensor.collapse_shape") for r in readers):
         return None
     merged = [g for g in st.reassociation(users[0]) if len(g) > 1]
     if not merged or not all(_fits(m, g) for m in maps for g in merged) or any(product_behind(v) for v in st.inputs(op)):

@@ -286,13 +286,15 @@ def uses_index(op: ir.Operation) -> bool:
 
 
 def is_plain(op: ir.Operation) -> bool:
-    """Whether this is an elementwise op with one result, stored in the order of its loops, of which no pass has said anything, and whose
-    operands are read at places of these loops."""
+    """Whether this is an elementwise op with one result, stored in the order of its loops, of which no pass has said anything, that reads its
+    operands at places of these loops, neither their numbers nor what the result's memory held before."""
     named = {a if isinstance(a, str) else a.name for a in op.attributes}
     if kind(op) != "elementwise" or len(op.results) != 1 or named - {"indexing_maps", "iterator_types", "operandSegmentSizes"}:
         return False
-    _maps = maps(op)
-    return map_dims(_maps[-1]) == list(range(_maps[-1].n_dims)) and all(isinstance(e, (ir.AffineDimExpr, ir.AffineConstantExpr)) for m in _maps for e in m.results)
+    if uses_index(op) or any(True for _ in op.regions[0].blocks[0].arguments[len(op.operands) - 1].uses):
+        return False
+    straight = map_dims(maps(op)[-1]) == list(range(len(iterators(op))))
+    return straight and all(isinstance(e, (ir.AffineDimExpr, ir.AffineConstantExpr)) for m in maps(op) for e in m.results)
 
 
 def can_fail(op: ir.Operation) -> bool:
