@@ -66,8 +66,9 @@ def cast(value: ir.Value, source: torch.dtype, target: torch.dtype) -> ir.Value:
     if source.is_floating_point:
         if source.itemsize == 2:
             value = arith.extf(ir.F32Type.get(), value)
-        # Eager converts narrow integers through a wider one, so that out of range values wrap.
-        wide = torch.int64 if target in (torch.int64, torch.uint8) else torch.int32
+        # Eager converts narrow integers through a wider one, so that out of range values wrap; uint8 through int64. What int32 has no room
+        # for is a multiple of 256 in f32, or becomes -2^31: the low bits are zero either way.
+        wide = torch.int64 if target == torch.int64 or target == torch.uint8 and source == torch.float64 else torch.int32
         value = arith.fptosi(mlir_type(wide), value)
         return cast(value, wide, target)
     if target.is_floating_point:

@@ -185,6 +185,14 @@ def test_floats_to_integers():
     compare(lambda x: (x.to(torch.int8), x.abs().to(torch.uint8), x.to(torch.bool)), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_floats_to_bytes_wrap(dtype: torch.dtype) -> None:
+    """By way of int64, as eager's: of what int32 has no room for, too."""
+    x = torch.tensor([255.9, 256.0, 300.7, -1.0, -5.5, -300.0, 2.0**31, -(2.0**31) - 256, 3e9, -3e9, 2.0**32 + 512, 1e20, float("inf"), float("nan")])
+    x = x.repeat(3).to(dtype)
+    assert torch.equal(torch.compile(lambda x: x.to(torch.uint8), backend="mlirc")(x), x.to(torch.uint8))
+
+
 @pytest.mark.parametrize(
     "f, dtype",
     [
