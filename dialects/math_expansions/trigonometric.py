@@ -1,7 +1,7 @@
 """sin, cos, sincos and tan.
 
-The argument is reduced in f64 (Cody and Waite), for f32 too, where three pieces of pi/2 do below 2^45, two if it was an
-f32. Larger arguments, which hardly any program has, take a branch: an exact product by 2/pi for f32, libm for f64.
+The argument is reduced as Cody and Waite do, by three pieces of pi/2, in f64 below 2^45, in f32 below 2^17. Larger arguments, which hardly
+any program has, take a branch: in f32 reduction in f64, by two pieces, and above 2^45 an exact product by 2/pi; in f64 libm.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ _COS = {
 # pi / 2 as a sum of f64, none of them negative: -0 would not survive.
 _HALF_PI = (1.5707963267948966, 6.123233995736765e-17, 1.082856673921914e-32)
 _LARGE = 2.0**45
+# The same of f32. With x below 2^17 k * _HALF_PI_F32[0] and x are multiples of 2^-24 less than 1 apart, so that their difference is exact.
+_HALF_PI_F32 = (1.570796251296997, 7.549789415861596e-08, 5.390302529957765e-15)
+_LARGE_F32 = 2.0**17
 # 2 / pi in digits of 29 bits: enough to have 2^128 * 2 / pi right to 2^-75.
 _DIGITS = (0x145F306D, 0x19391054, 0x14FE13AB, 0x1D1F534D, 0x1B81B6C5, 0x05664F10, 0x1C820FF2)
 
@@ -49,17 +52,30 @@ def _reduce_huge(x: Num) -> tuple[Num, Num]:
     return t, (quarters - (t - F64.magic)) * _HALF_PI[0]
 
 
-def _reduce(x: Num) -> tuple[Num, Num]:
-    """(quadrant, r) with x = quadrant * pi/2 + r, |r| <= pi/4, up to `_LARGE`, and for f32 beyond.
+def _reduce(x: Num) -> tuple[Num, Num, Num | None]:
+    """(quadrant, r, rest) with x = quadrant * pi/2 + r + rest, |r| <= pi/4, up to `_LARGE`, and for f32 beyond; no rest is none.
 
     The quadrant is an integer as wide as x, right in its two low bits.
     """
-    quadrant, r = _reduce_in_f64(x)
-    return (quadrant, r) if x.format is F64 else (quadrant.to_i32(), r.to_f32())
+    if x.format is F64:
+        return *_reduce_in_f64(x), None
+    t = fma(x, 2 / pymath.pi, F32.magic)
+    k = t - F32.magic
+    exact = fma(k, -_HALF_PI_F32[0], x)
+    second = k * _HALF_PI_F32[1]
+    r = exact - second
+    # What is lost of r (Dekker's sum), of the second piece, and the third one.
+    rest = fma(k, -_HALF_PI_F32[2], (exact - r - second) - fma(k, _HALF_PI_F32[1], -second))
+
+    def wide() -> tuple[Num, Num, Num]:
+        quadrant, reduced = _reduce_in_f64(x)
+        return quadrant.to_i32(), reduced.to_f32(), x.like(0.0)
+
+    return unlikely(abs(x) > _LARGE_F32, wide, (t.bits(), r, rest))
 
 
 def _reduce_in_f64(x: Num) -> tuple[Num, Num]:
-    """`_reduce` with an i64 and an f64."""
+    """(quadrant, r) as in `_reduce`, an i64 and an f64."""
     wide = x.to_f64() if x.format is F32 else x
     t = fma(wide, 2 / pymath.pi, F64.magic)
     k = t - F64.magic
@@ -72,12 +88,15 @@ def _reduce_in_f64(x: Num) -> tuple[Num, Num]:
     return t.bits(), r
 
 
-def _sin_and_cos(r: Num, name: str | None = None) -> tuple[Num, Num]:
-    """Of |r| <= pi/4, as accurate as the format called `name`, which is that of r unless given."""
+def _sin_and_cos(r: Num, rest: Num | None = None, name: str | None = None) -> tuple[Num, Num]:
+    """Of r and, behind its last bit, a rest, |r| <= pi/4, as accurate as the format called `name`, which is that of r unless given."""
     name = name or r.format.name
     z = r * r
-    sine = copysign(fma(z * r, polynomial(z, _SIN[name]), r), r)  # for -0
-    return sine, fma(z * z, polynomial(z, _COS[name]), fma(z, -0.5, 1.0))
+    cosine = fma(z, -0.5, 1.0)
+    sine = fma(z * r, polynomial(z, _SIN[name]), r) if rest is None else fma(z * r, polynomial(z, _SIN[name]), rest) + r
+    if rest is not None:
+        cosine = fma(-r, rest, cosine)
+    return copysign(sine, r), fma(z * z, polynomial(z, _COS[name]), cosine)  # for -0
 
 
 def _sine_of_quadrant(sine: Num, cosine: Num, quadrant: Num) -> Num:
@@ -94,29 +113,29 @@ def _or_libm_if_huge(x: Num, result: Num, symbol: str) -> Num:
 
 def sincos(x: Num) -> tuple[Num, Num]:
     """(sin(x), cos(x))."""
-    quadrant, r = _reduce(x)
-    parts = _sin_and_cos(r)
+    quadrant, r, rest = _reduce(x)
+    parts = _sin_and_cos(r, rest)
     sine, cosine = _sine_of_quadrant(*parts, quadrant), _sine_of_quadrant(*parts, quadrant + 1)
     return _or_libm_if_huge(x, sine, "sin"), _or_libm_if_huge(x, cosine, "cos")
 
 
 def sin(x: Num) -> Num:
     """Sine."""
-    quadrant, r = _reduce(x)
-    return _or_libm_if_huge(x, _sine_of_quadrant(*_sin_and_cos(r), quadrant), "sin")
+    quadrant, r, rest = _reduce(x)
+    return _or_libm_if_huge(x, _sine_of_quadrant(*_sin_and_cos(r, rest), quadrant), "sin")
 
 
 def cos(x: Num) -> Num:
     """Cosine."""
-    quadrant, r = _reduce(x)
-    return _or_libm_if_huge(x, _sine_of_quadrant(*_sin_and_cos(r), quadrant + 1), "cos")
+    quadrant, r, rest = _reduce(x)
+    return _or_libm_if_huge(x, _sine_of_quadrant(*_sin_and_cos(r, rest), quadrant + 1), "cos")
 
 
 def tan(x: Num) -> Num:
     """Tangent."""
     # The quotient would have the errors of both: for f32 they are computed in f64, with the short polynomials.
     quadrant, r = _reduce_in_f64(x)
-    sine, cosine = _sin_and_cos(r, x.format.name)
+    sine, cosine = _sin_and_cos(r, name=x.format.name)
     odd = (quadrant & 1).equals(1)
     if x.format is F32:
         return (select(odd, -cosine, sine) / select(odd, sine, cosine)).to_f32()
