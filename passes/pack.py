@@ -7,7 +7,8 @@
 
 The lane loop is the result's last dim. An operand that walks over it with step one in memory is left alone, unless it is
 a weight (a graph input), which is packed once and kept (`runtime.weights`), for one row too: what is packed lies in huge pages,
-which are read faster. A product of few rows with another operand that is contiguous along k is left to the dot-product form.
+which are read faster. A product of few rows with another operand that is contiguous along k is left to the dot-product form, and
+one of bf16 that is not, such as attention's values, reads it unpacked, and puts pairs together in registers (`mlirc.words` without a pack).
 Operands of 16-bit floats that the rows broadcast are widened by their producers: a scalar bf16 load per multiplication would cost
 more than the product.
 """
@@ -44,6 +45,10 @@ class PackShape:
         """Elements in a word of a product, 1 where it is not multiplied in words."""
         return st.word(op) if str(builders.element_type(op.operands[0])) in self.words else 1
 
+    def in_registers(self, op: ir.Operation) -> bool:
+        """Whether words of a product can be put together in registers: pairs of bf16 by AVX-512 (`vpermt2w`)."""
+        return self.row == 1 and self.word(op) == 2 and isinstance(builders.element_type(op.operands[0]), ir.BF16Type)
+
 
 FEW = 5
 """Rows from which on it pays to pack an operand in every call, so that it is read more often by the product than by the packing.
@@ -53,6 +58,17 @@ A weight always pays. One row, GB/s from memory without packing and with it, on 
     1 x 8192 x 2048    f32 20 and 29    bf16 13 and 28
     1 x 3072 x 768         27     28         23     26
     1 x 768 x 768          26     28         21     24
+"""
+
+ROWS_TO_PACK = 96
+"""Rows from which on it pays to pack pairs of bf16 of an operand that is read along its lanes, instead of putting them together in registers
+each time. Of eager mode's speed on a Zen 4, packed (up to 4 rows: widened to f32) and in registers:
+
+    32 x 1 x 1024 x 128      1.67  1.78       12 x 8 x 197 x 64      0.63  0.72
+    32 x 4 x 1024 x 128      0.94  1.60       4 x 8 x 64 x 1024      0.81  1.00
+    32 x 6 x 1024 x 128      0.74  1.22       2048 x 1 x 40 x 40     1.95  2.91
+    32 x 16 x 1024 x 128     0.72  1.01       4096 x 8 x 8 x 8       2.45  3.14
+    32 x 64 x 1024 x 128     0.83  0.90       12 x 128 x 128 x 64    0.86  0.79
 """
 
 Packed = dict[tuple[object, ...], ir.Value]
@@ -92,6 +108,8 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
     few = 0 if weight else FEW
     kept = weight or (row_count(op, layouts, side) or few) >= few
     at = st.map_dims(maps[side]).index(lane)
+    if _pairs_in_registers(op, shape, side, at, layouts):
+        return
     if shape.word(op) > 1 and (kept or layouts.of(op.operands[side]).strides[at] != 1):
         _rows_for_words(op, side, layouts, few, packed)
         k = next((d for d, step in _word_loops(op, side, layouts, few) if step == 1), None)
@@ -120,6 +138,21 @@ def _pack(op: ir.Operation, shape: PackShape, layouts: Layouts, packed: Packed, 
         return
     block = shape.block if extents[at] > shape.block // 2 else shape.block // 2
     _blocked(op, side, at, block, layouts, packed)
+
+
+def _pairs_in_registers(op: ir.Operation, shape: PackShape, side: int, at: int, layouts: Layouts) -> bool:
+    """Have pairs of bf16 made of two rows of an operand each time that they are read, if few rows of the other one read them: attention's
+    values. Not for AMX, which loads tiles from memory."""
+    rows = row_count(op, layouts, side)
+    if not shape.in_registers(op) or st.kind(op) != "contraction" or rows is None or not 0 < rows < ROWS_TO_PACK:
+        return False
+    loops, strides = st.map_dims(st.maps(op)[side]), layouts.of(op.operands[side]).strides
+    reduced = [d for d, it in enumerate(st.iterators(op)) if it == "reduction"]
+    steps = dict(_word_loops(op, side, layouts, 0))
+    if strides[at] != 1 or len(reduced) != 1 or steps.get(reduced[0]) != 1 or None in loops:
+        return False
+    op.attributes[st.WORDS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), reduced[0])
+    return True
 
 
 def _is_made_for(op: ir.Operation, value: ir.Value) -> bool:

@@ -88,7 +88,7 @@ def _key(op: ir.Operation, layouts: Layouts) -> object:
         return None  # where the one code for all reads its second operand, the rows are not
     columns = layouts.shapes.of(op.results[0])[-1]
     weights = layouts.of(op.operands[1])
-    if not isinstance(columns, int) or columns < 2 or not (_blocked(maps[1]) or _streamed(op, layouts)):
+    if not isinstance(columns, int) or columns < 2 or not (st.is_packed(op, 1) or _streamed(op, layouts)):
         return None
     start = st.owner(op.operands[2])
     if start is None or start.name != "linalg.fill":
@@ -101,11 +101,6 @@ def _key(op: ir.Operation, layouts: Layouts) -> object:
     spelled = tuple(str(m) for m in maps)
     kinds = tuple(str(builders.element_type(v)) for v in op.operands)
     return op.operands[0], spelled, kinds, str(op.attributes["iterator_types"]), weights.strides, words, body, str(value.attributes["value"])
-
-
-def _blocked(m: ir.AffineMap) -> bool:
-    """Whether an operand is packed: its blocks of columns are whole."""
-    return any(isinstance(e, ir.AffineFloorDivExpr) for e in m.results)
 
 
 def _streamed(op: ir.Operation, layouts: Layouts) -> bool:

@@ -207,7 +207,8 @@ ORDERED = "mlirc.ordered"
 """On an op whose loops are in the order in which its result is read: no layout flows through it."""
 
 WORDS = "mlirc.words"
-"""Attribute of a product whose second operand is packed in words of 32 bits: the loop of the reduction that is walked in them."""
+"""Attribute of a product that is computed in words of 32 bits, in which its second operand is packed: the loop of the reduction that is walked
+in them. Of one that is not packed (`is_packed`) pairs of bf16 are put together in registers."""
 
 WORD_TYPES = {"bf16": "f32", "i16": "i32", "i8": "i32"}
 """Element types that instructions multiply word by word -> the type of their sums."""
@@ -220,6 +221,11 @@ def word(op: ir.Operation) -> int:
     if first != second or WORD_TYPES.get(first) != str(builders.element_type(op.results[0])):
         return 1
     return 32 // builders.element_type(op.operands[0]).width
+
+
+def is_packed(op: ir.Operation, side: int) -> bool:
+    """Whether an operand of a product lies in blocks of the lanes."""
+    return any(isinstance(e, ir.AffineFloorDivExpr) for e in maps(op)[side].results)
 
 
 def unsigned(op: ir.Operation) -> tuple[bool, bool]:

@@ -17,10 +17,11 @@ from ...errors import OptionError
 from .. import structure as st
 from . import tiles
 from .common import PACKED_COLUMNS, known, lanes, product
-from .contractions import ContractionStrategy, steps_together, sum_registers, sums_apart
+from .contractions import ContractionStrategy, steps_together, sums_apart
 from .heights import short_tiles
 from .loops import LoopStrategy
-from .traffic import copies, copy_pitch, panel_step
+from .traffic import copies, copy_pitch, follows_rows, panel_step
+from .widths import UNPACKED_COLUMNS, sum_registers
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "lines", "depth", "group", "chunk", "near", "lanes_first", "groups_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "streams", "steps", "rows_copied", "rows_once", "overlapped", "reads_ahead", "results_ahead", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "lines", "depth", "group", "chunk", "near", "lanes_first", "groups_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "streams", "steps", "rows_copied", "rows_once", "overlapped", "reads_ahead", "rows_ahead", "results_ahead", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "in_turns", "stores_together", "grain")
 SEGMENTS_FIELDS = ("lanes", "unroll", "ahead", "blocks_outside", "grain")
 _FLAGS = ("lanes_first", "groups_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "reads_ahead", "results_ahead", "in_turns", "stores_together", "blocks_outside")
-_OR_NONE = ("lines", "depth", "chunk", "near")
+_OR_NONE = ("lines", "depth", "chunk", "near", "rows_ahead")
 _STACK = 1024 << 10
 """Bytes of sums between blocks of the reduction: they are on the stack of a thread."""
 
@@ -142,6 +143,8 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -
         new = replace(new, streams=tiles.streams(_fetched_lines(new)) if new.tiles and new.fetch_ahead else 1)
     if "results_ahead" not in fields:
         new = replace(new, results_ahead=new.results_ahead and new.in_rows)
+    if "rows_ahead" not in fields:
+        new = replace(new, rows_ahead=new.rows_ahead if new.in_rows else None)
     if "reads_ahead" not in fields:
         new = replace(new, reads_ahead=new.reads_ahead and _reads_ahead(new))
     if "overlapped" not in fields:
@@ -191,6 +194,9 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
         return f"overlapped=true is impossible for this kernel; valid: false ({problem})"
     if s.results_ahead and (not s.in_rows or len(kernel.domain.siblings) > 1):
         return "results_ahead=true is impossible for this kernel; valid: false (it wants sums in vector registers, no siblings, and neither turned nor depth)"
+    if s.rows_ahead is not None and not (s.rows_ahead <= 2 and _follows_rows(kernel, s)):
+        valid = "1, 2 or none (levels of caches)" if _follows_rows(kernel, s) else "none (it wants sums in vector registers, and rows that are read from end to end)"
+        return f"rows_ahead={s.rows_ahead} is impossible for this kernel; valid: {valid}"
     if s.reads_ahead and (not _reads_ahead(s) or len(kernel.domain.siblings) > 1 and not s.tiles):
         return (
             "reads_ahead=true is impossible for this kernel; valid: false (it wants tiles, no lines, and neither turned nor lanes_first, "
@@ -233,7 +239,7 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
         free = registers - 1
         if s.shared is not None:
             free -= min(known(d.sizes[s.shared]), sum_registers(target) // 2)
-        together = (PACKED_COLUMNS, "siblings read whole blocks of columns") if len(d.siblings) > 1 else (4, "vectors side by side")
+        together = (PACKED_COLUMNS, "siblings read whole blocks of columns") if len(d.siblings) > 1 else (UNPACKED_COLUMNS, "vectors side by side")
         out["columns"] = (1, *min(vectors, together))
         most = max(free // s.columns - 1, 1)
         out["rows"] = (1, *min(there, (most, f"{registers} registers, and a row takes {s.columns}")))
@@ -273,6 +279,13 @@ def _impossible_depth(kernel: KernelFunction, model: ContractionStrategy, s: Con
 def _reads_ahead(s: ContractionStrategy) -> bool:
     """Whether there is a place to fetch from what the epilogue reads."""
     return not s.turned and s.lines is None and not s.lanes_first if s.tiles else s.in_rows
+
+
+def _follows_rows(kernel: KernelFunction, s: ContractionStrategy) -> bool:
+    """Whether the next register tile's rows can be fetched."""
+    from ..vectorize.roles import roles
+
+    return s.in_rows and follows_rows(kernel, roles(kernel))
 
 
 def _apart(kernel: KernelFunction, s: ContractionStrategy) -> str:

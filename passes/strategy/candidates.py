@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from . import blocks
 from .adjust import Adjustment, Value, adjusted
-from .contractions import ContractionStrategy, sum_registers
+from .contractions import ContractionStrategy
 from .heights import row_tile
 from .traffic import LEAST_NEAR, outer_only, panel_step
+from .widths import sum_registers
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -63,6 +64,8 @@ def _proposals(kernel: KernelFunction, target: Target, model: ContractionStrateg
         yield {"rows": 16}
         yield {"columns": 1}
         return
+    if model.rows_ahead is not None:
+        yield {"rows_ahead": None}
     budget = sum_registers(target)
     most = max(budget // model.columns, 1)
     if outer_only(kernel, r) and r.outer:

@@ -12,6 +12,7 @@ from . import blocks, tiles, traffic
 from .common import PACKED_COLUMNS, WORK_PER_THREAD, has_functions, known, lanes
 from .heights import SUMS_UNDER_WAY, high_row_tile, row_tile, short_tiles
 from .stream import WHY_STREAMED, streamed_by_product
+from .widths import columns_of_tile, in_pairs, most_rows, sum_registers
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -94,6 +95,8 @@ class ContractionStrategy:
     reads_ahead: bool = False
     """Whether that epilogue fetches what it will read of the same rows for the next lane block, besides their sums; or a register tile in
     vector registers what its own will read, before its products."""
+    rows_ahead: int | None = None
+    """The cache into which a register tile in vector registers fetches the rows that the next one reads, a line of each while it multiplies one."""
     results_ahead: bool = False
     """Whether a register tile in vector registers fetches the lines that it will store, before its products."""
     row_tiles: int = 4
@@ -129,13 +132,10 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     strategy = _with_addresses(kernel, _with_grain(kernel, r, _with_epilogue(kernel, r, target, strategy)))
     if large := streamed_by_product(kernel, strategy):
         why["streamed"] = WHY_STREAMED
-    ahead = traffic.results_ahead(kernel, r, words, target.caches) if strategy.in_rows and len(large) < len(kernel.results) else ""
-    if ahead:
-        why["results_ahead"] = ahead
-    reads = traffic.reads_ahead(kernel, r, words, target) if strategy.in_rows else ""
-    if reads:
-        why["reads_ahead"] = reads
-    return replace(strategy, streamed=large, results_ahead=bool(ahead), reads_ahead=strategy.reads_ahead or bool(reads))
+    width = strategy.columns * n
+    ahead = traffic.ahead(kernel, r, words, width, target, stored=len(large) < len(kernel.results)) if strategy.in_rows else {}
+    why.update({name: reason for name, (_, reason) in ahead.items()})
+    return replace(strategy, streamed=large, **{name: value for name, (value, _) in ahead.items()})  # type: ignore[arg-type]
 
 
 def _streamed(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy | None:
@@ -158,7 +158,7 @@ def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionSt
         return None
     joined = tiles.joined(kernel, r, s.words)  # type: ignore[arg-type]
     size = known(kernel.domain.sizes[r.row]) if joined is None else joined.rows  # type: ignore[index]
-    rows, columns = size if size <= 16 else 32, min(_columns(kernel, r, target, s.lanes), 2)
+    rows, columns = size if size <= 16 else 32, min(columns_of_tile(kernel, r, target, s.lanes), 2)
     groups = None if contiguous_rows(kernel, r) else tiles.groups(kernel, r)
     if groups is not None:
         columns, s.why["groups"] = 2, f"{32 // known(kernel.domain.sizes[r.lane])} of them side by side fill the vectors of the epilogue"  # type: ignore[index]
@@ -181,7 +181,7 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     shared = _shared(kernel, r)
     most_alone = _sums(target, fetch=True) // PACKED_COLUMNS
     fetch = shared is None and s.lanes == target.lanes(32) >= 8 and traffic.streams(kernel, r, target.caches, most_alone, PACKED_COLUMNS * s.lanes)
-    columns = _columns(kernel, r, target, s.lanes, fetch) if shared is None else 1
+    columns = columns_of_tile(kernel, r, target, s.lanes, fetch) if shared is None else 1
     width = columns * s.lanes
     low = SUMS_UNDER_WAY // columns if shared is None else 0
     turned = contiguous_rows(kernel, r)
@@ -308,41 +308,6 @@ def _with_addresses(kernel: KernelFunction, s: ContractionStrategy) -> Contracti
     return replace(s, strength_reduction=not plain)
 
 
-FEW_ROWS = 4
-"""Rows of which two vectors each are not enough sums to hide the latency of an addition."""
-
-MANY_COLUMNS = 8
-"""Vectors side by side from which on a block of three that is not full does not count: ResNet-50, with its 64 channels, gains 4%."""
-
-
-def _columns(kernel: KernelFunction, r: Roles, target: Target, n: int, fetch: bool = False) -> int:
-    """Vectors side by side in a register tile: two, up to four for a convolution with few output channels and its lanes along the image.
-
-    Three with 16 registers: 4 x 3 sums take 7 loads for 12 products, 6 x 2 take 8. On a Zen 3 with a limit of 101 GF/s both
-    reach 90 at its best, and 71 to 80 and 58 to 67 while the host's other guests keep it busy. Not for siblings, which read whole
-    packed blocks without a mask, and not where products are added in a second step. Where panels are fetched there are two again: as wide as
-    a panel, the tile reads one stream (in AVX2 on a Zen 5 4 x 768 x 3072 takes 260 instead of 620 us from beyond the second level, 16 x 768 x
-    3072 620 instead of 890, and 197 x 768 x 3072 7.2 instead of 7.5 ms).
-    """
-    if r.lane is None:
-        return 1
-    sizes = kernel.domain.sizes
-    rows = 1 if r.row is None else sizes[r.row]
-    most, size = PACKED_COLUMNS, known(sizes[r.lane])
-    whole_panels = fetch or len(kernel.domain.siblings) > 1
-    if target.vector_registers == 16 and not whole_panels and not _in_two_steps(kernel) and (size % (3 * n) == 0 or size >= MANY_COLUMNS * n):
-        most = 3
-    if st.kind(kernel.domain.anchor) == "convolution" and isinstance(rows, int) and rows <= FEW_ROWS:  # type: ignore[arg-type]
-        most = min(4, sum_registers(target) // max(rows, 1))
-    return max(min(most, -(-size // n)), 1)
-
-
-def _in_two_steps(kernel: KernelFunction) -> bool:
-    """Whether products are in a register before they are added to a sum, as those of `vpmaddwd`, so that there is none for a third column."""
-    op = kernel.domain.anchor
-    return op is not None and st.WORDS in op.attributes and str(builders.element_type(op.operands[0])) == "i16"
-
-
 def _tiling(size: object, rows: int) -> str:
     if not isinstance(size, int):
         return "the number of rows is a symbol"
@@ -382,11 +347,6 @@ CALLED_EPILOGUE = 40
 """Ops from which on they are a function: six bf16 products one after the other, each rounded, 49 ops, take 3.5 ms behind a product of
 256 x 768 x 3072 in a loop of the same function, and 2.5 in one of their own; a GELU, 29 ops, 2.50 and 2.57."""
 
-def sum_registers(target: Target) -> int:
-    """Vector registers that sums may take: the others hold a row of the panel, an element of a row, and what an epilogue needs."""
-    return target.vector_registers - 4
-
-
 def _sums(target: Target, fetch: bool) -> int:
     """Registers for sums. Where something is fetched, two steps are together, if there are registers enough."""
     return sum_registers(target) - (PACKED_COLUMNS if fetch and target.vector_registers > 16 else 0)
@@ -401,7 +361,7 @@ def _most_rows(
     if shared is not None:
         taps = known(kernel.domain.sizes[shared])
         budget, reason = max(budget - taps, budget // 2), f"{reason}, fewer by {taps} for the taps"
-    limit, reason = max(1, budget // columns), f"{reason}, {columns} to a row"
+    limit, reason = most_rows(target, columns, budget, in_pairs(kernel, r)), f"{reason}, {columns} to a row"
     near = min((blocks.same_set_rows(step, target.caches) for step in traffic.row_steps(kernel, r)), default=limit)
     if not copied and near < limit:
         return near, f"rows a multiple of {blocks.SETS * target.caches.first_ways // near} bytes apart evict one another: the first-level cache has room for {near}"

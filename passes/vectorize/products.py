@@ -3,7 +3,8 @@
     sums[rows][columns] = 0
     for outer reductions, in blocks where they are long:
       for k: b = B[k, lanes]; for each row: sums[row] += A[row, k] * b        an fma on vectors
-                                                                              words of two bf16 or i16, or four bytes (`words`)
+                                                                              words of two bf16 or i16, or four bytes (`words`),
+                                                                              packed, or of bf16 put together from two rows of B
                                                                               taps that rows share: each place is loaded once
 """
 
@@ -57,6 +58,8 @@ class Products:
         """Of the register tiles that read a panel one after the other: the first row, and how many they are."""
         self.each_step = 1 if strategy.words is None else st.word(self.op)  # type: ignore[arg-type]
         """Elements of the reduction in a step."""
+        self.unpacked = strategy.words is not None and not st.is_packed(self.op, self.r.along_lanes)  # type: ignore[arg-type]
+        """Whether words are put together from rows of the operand with the lanes."""
         self.env: dict[int, Index] = {}
         """Where the code is, by class."""
 
@@ -86,17 +89,17 @@ class Products:
 
             m = self.e.math
             begin, size = self._range(classes[0])
-            fetch = self._fetching_panel(rows[0], lanes[0]) if self.s.fetch_ahead and len(classes) == 1 else None
+            fetch = self._fetching(rows, lanes[0]) if len(classes) == 1 else None
             if classes[0] != self.s.words:
                 return self._in_blocks(classes, acc, step, fetch)
             begin, end = m.floordiv(begin, self.each_step), m.floordiv(size, self.each_step)
             acc = self._steps(begin, end, acc, lambda i, values: step(m.mul(i, self.each_step), values), fetch)
             if isinstance(size, int) and (rest := size % self.each_step):  # blocks are whole words
                 self.env[classes[0]] = Index(size - rest)
-                acc = self._multiply_words(rows, lanes, acc, rest)
+                acc = self._multiply_words(rows, lanes, masks, acc, rest)
             return acc
         if self.s.words is not None:
-            return self._multiply_words(rows, lanes, acc, self.each_step)
+            return self._multiply_words(rows, lanes, masks, acc, self.each_step)
         e = self.e
         e.math.enter()
         out = list(acc)
@@ -105,6 +108,38 @@ class Products:
                 self._multiply(i * len(lanes) + j, row, lane, masks[j], out)
         e.math.leave()
         return out
+
+    def _fetching(self, rows: list[Index], lane: Index) -> Callable[[Number], None] | None:
+        """What fetches something at a step of the reduction, for later; None if nothing does."""
+        found = [self._fetching_panel(rows[0], lane)] if self.s.fetch_ahead else []
+        if self.s.rows_ahead is not None and self.count is None:
+            found.append(self._fetching_rows(rows, lane, self.s.rows_ahead))
+
+        def fetch(i: Number) -> None:
+            for one in found:
+                one(i)
+
+        return fetch if found else None
+
+    def _fetching_rows(self, rows: list[Index], lane: Index, level: int) -> Callable[[Number], None]:
+        """What fetches a line of each row of the next register tile, in the steps that read one of this one: some rows at every few of them."""
+        m, number, (begin, _) = self.e.math, 1 - self.r.along_lanes, self._range(self.r.reductions[0])
+        self.env[self.r.reductions[0]] = Index(begin)
+        place, first = self._operand_at(number, Index(m.add(rows[0].base, len(rows))), lane)
+        _, second = self._operand_at(number, Index(m.add(rows[0].base, len(rows) + 1)), lane)
+        stride, line = m.sub(second.base, first.base), LINE * 8 // place.element.width
+        turns = line // (self.each_step * FETCH_STEPS)
+        each = -(-len(rows) // turns)
+        begin = m.floordiv(begin, self.each_step)
+
+        def fetch(i: Number) -> None:
+            turn = m.floordiv(m.sub(i, begin), FETCH_STEPS)
+            start = m.add(first.base, m.mul(m.floordiv(turn, turns), line))
+            start = m.add(start, m.mul(m.mod(turn, turns), m.mul(stride, each)))
+            for k in range(each):
+                memref.prefetch(place.buffer, [m.value(m.add(start, m.mul(k, stride)))], False, 4 - level, True)
+
+        return fetch
 
     def _fetching_panel(self, row: Index, lane: Index) -> Callable[[Number], None]:
         """What fetches a part of the next panel, at a step of the reduction: each of the register tiles that
@@ -223,8 +258,10 @@ class Products:
         e.math.leave()
         return out
 
-    def _multiply_words(self, rows: list[Index], lanes: list[Index], acc: Values, elements: int) -> Values:
-        """A word of every row, broadcast, times words of the packed operand; fewer elements than a word are the last of their rows."""
+    def _multiply_words(
+        self, rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values, elements: int
+    ) -> Values:
+        """A word of every row, broadcast, times words of the other operand; fewer elements than a word are the last of their rows."""
         e, op = self.e, self.op
         assert op is not None
         e.math.enter()
@@ -232,13 +269,52 @@ class Products:
         flags = st.unsigned(op)
         out = []
         for i, row in enumerate(rows):
-            for lane, total in zip(lanes, acc[i * len(lanes) :]):
+            for j, (lane, total) in enumerate(zip(lanes, acc[i * len(lanes) :])):
+                b = self._pairs(lanes, masks, j, elements) if self.unpacked else self._packed_words(row, lane)
                 self._set(row, Index(lane.base))
-                b = self._load_words(packed, self.each_step * e.lanes)
                 a = e.math.once(("word", row.base, self._word_at(1 - packed)), lambda b=b: self._spread(1 - packed, elements, b.type))
                 out.append(words.dot(total, (a, flags[1 - packed]), (b, flags[packed])))
         e.math.leave()
         return out
+
+    def _packed_words(self, row: Index, lane: Index) -> ir.Value:
+        self._set(row, Index(lane.base))
+        return self._load_words(self.r.along_lanes, self.each_step * self.e.lanes)
+
+    def _pairs(self, lanes: list[Index], masks: Sequence[ir.Value | None], j: int, elements: int) -> ir.Value:
+        """Pairs of bf16 for vector `j` of the lanes, put together from two rows of the operand, or from one and zeros.
+
+        Two vectors side by side are halves of the same two loads.
+        """
+        e, m, first = self.e, self.e.math, j // 2 * 2
+        n = e.lanes * min(2, len(lanes) - first)
+        k = self.env[self.s.words]  # type: ignore[index]
+
+        def row(behind: int) -> ir.Value:
+            kind = ir.VectorType.get([n], self.e.memory[self.op.operands[self.r.along_lanes]].element)  # type: ignore[union-attr]
+            if behind >= elements:
+                return builders.constant(kind, 0)
+            self.env[self.s.words] = Index(m.add(k.base, behind))  # type: ignore[index]
+            place, at = self._operand_at(self.r.along_lanes, Index(0), lanes[first])
+            self.env[self.s.words] = k  # type: ignore[index]
+            mask = self._joined_mask(masks[first : first + 2])
+            if mask is None:
+                return m.once(("half", at.base, n), lambda: vector.load(kind, place.buffer, [m.value(at.base)]))
+            zeros = builders.constant(kind, 0)
+            return m.once(("half", at.base, n), lambda: vector.maskedload(kind, place.buffer, [m.value(at.base)], mask, zeros))
+
+        low, high = row(0), row(1)
+        begin = (j - first) * e.lanes
+        turns = [at for i in range(begin, begin + e.lanes) for at in (i, n + i)]
+        return m.once(("pairs", low, high, begin), lambda: vector.shuffle(low, high, turns))
+
+    def _joined_mask(self, masks: Sequence[ir.Value | None]) -> ir.Value | None:
+        """The masks of one or two vectors side by side as one; None if they are full."""
+        if all(mask is None for mask in masks):
+            return None
+        i1 = self.e.math.vector_type(ir.IntegerType.get_signless(1))
+        both = [builders.constant(i1, 1) if mask is None else mask for mask in masks]
+        return both[0] if len(both) == 1 else vector.shuffle(both[0], both[1], list(range(2 * self.e.lanes)))
 
     def _word_at(self, n: int) -> Number:
         """Where the words of an operand are."""

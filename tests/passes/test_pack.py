@@ -77,6 +77,25 @@ def test_no_rows_are_copied_for_an_operand_that_stays_as_it_is():
     """)  # fmt: skip
 
 
+def test_pairs_of_few_rows_are_put_together_in_registers():
+    """The operand stays as it is, but for AMX, for f32, and where it is read often enough to pay for a copy in every call."""
+    in_registers = PackShape(32, frozenset({"bf16"}), 1)
+
+    def few(rows: int, kind: str = "bf16") -> str:
+        return product(f"tensor<{rows}x21x{kind}>", f"tensor<21x70x{kind}>", f"tensor<{rows}x70xf32>", ROWS_BY_COLUMNS, weights=())
+
+    for rows in (1, 4, 95):
+        check(few(rows), lambda f: pack(f, in_registers), """
+            CHECK-NOT: mlirc.pack
+            CHECK: ins(%arg0, %arg1 : {{.*}}mlirc.words = 2
+        """)  # fmt: skip
+    check(few(96), lambda f: pack(f, in_registers), "CHECK: -> tensor<3x11x32x2xbf16>")
+    check(few(9), lambda f: pack(f, PAIRS), "CHECK: -> tensor<3x16x32x2xbf16>")
+    check(few(9, "f32"), lambda f: pack(f, in_registers), "CHECK-NOT: mlirc.words")
+    across = product("tensor<21x9xbf16>", "tensor<21x70xbf16>", "tensor<9x70xf32>", COLUMNS_BY_COLUMNS, weights=())
+    check(across, lambda f: pack(f, in_registers), "CHECK: -> tensor<3x11x32x2xbf16>")
+
+
 def test_all_positions_of_an_image_are_rows():
     """Of a convolution whose weight is computed, as the parts of a transposed convolution's are: 400 rows are worth packing it."""
     check(with_weights(convolution(24, 2)), lambda f: pack(f, PAIRS), """

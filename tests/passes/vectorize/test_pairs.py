@@ -53,6 +53,51 @@ def test_numbers(rows, k, columns):
         torch.testing.assert_close(got, layer.double()(x.double()), rtol=1e-2, atol=1e-2)
 
 
+VALUES = """
+#a = affine_map<(i, j, k) -> (i, k)>
+#b = affine_map<(i, j, k) -> (k, j)>
+#c = affine_map<(i, j, k) -> (i, j)>
+func.func @kernel(%x: tensor<{rows}x96xbf16>, %w: tensor<96x{columns}xbf16>) -> tensor<{rows}x{columns}xf32>
+    attributes {{mlirc.result_strides = [["{columns}", "1"]]}} {{
+  %zero = arith.constant 0.0 : f32
+  %o = tensor.empty() : tensor<{rows}x{columns}xf32>
+  %f = linalg.fill ins(%zero : f32) outs(%o : tensor<{rows}x{columns}xf32>) -> tensor<{rows}x{columns}xf32>
+  %r = linalg.generic {{indexing_maps = [#a, #b, #c], iterator_types = ["parallel", "parallel", "reduction"]}}
+      ins(%x, %w : tensor<{rows}x96xbf16>, tensor<96x{columns}xbf16>) outs(%f : tensor<{rows}x{columns}xf32>)
+      attrs = {{mlirc.kind = "contraction", mlirc.words = 2 : i32}} {{
+  ^bb0(%i: bf16, %j: bf16, %s: f32):
+    %u = arith.extf %i : bf16 to f32
+    %v = arith.extf %j : bf16 to f32
+    %p = arith.mulf %u, %v : f32
+    %q = arith.addf %s, %p : f32
+    linalg.yield %q : f32
+  }} -> tensor<{rows}x{columns}xf32>
+  return %r : tensor<{rows}x{columns}xf32>
+}}
+"""
+"""A product with an operand that is not packed."""
+
+
+@pytest.mark.parametrize("rows, columns, tile", [(1, 128, (1, 8)), (4, 64, (4, 4)), (6, 128, (6, 4)), (13, 64, (13, 2)), (7, 16, (7, 1)), (40, 33, (10, 2))])
+def test_pairs_are_put_together_in_registers(rows: int, columns: int, tile: tuple[int, int]) -> None:
+    """Two shuffles for two vectors side by side, whatever the rows, and nothing spilled."""
+    asm = _asm("znver4", VALUES.format(rows=rows, columns=columns))
+    loop = max(asm.split("\n.L"), key=lambda part: part.count("vdpbf16ps"))
+    assert loop.count("vdpbf16ps") == tile[0] * tile[1] and "(%rsp)" not in loop
+    assert sum(loop.count(shuffle) for shuffle in ("vpermt2w", "vpermi2w", "vpermw")) == tile[1]
+
+
+@pytest.mark.parametrize("rows, k, columns", [(1, 1, 1), (1, 33, 65), (2, 2, 16), (3, 17, 128), (4, 64, 48), (17, 3, 31), (33, 129, 40), (90, 7, 96), (5, 0, 9)])
+def test_numbers_of_values(rows: int, k: int, columns: int) -> None:
+    """One row and odd sizes, of what may be infinite or no number: each is seen in its own column only."""
+    torch.manual_seed(0)
+    x, w = torch.randn(3, rows, k, dtype=torch.bfloat16), torch.randn(3, k, columns, dtype=torch.bfloat16)
+    if k:
+        w[0, -1, -1], w[1, 0, 0] = float("inf"), float("nan")
+    compare(torch.bmm, x, w)
+    compare(torch.bmm, torch.randn(3, rows, k + 3, dtype=torch.bfloat16)[..., 1 : k + 1], w)
+
+
 PACK = """
 #in = affine_map<(a, b, c, d) -> ({source})>
 #out = affine_map<(a, b, c, d) -> (a, b, c, d)>
