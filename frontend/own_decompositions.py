@@ -118,16 +118,22 @@ def embedding_bag(
     weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, scale_grad: bool = False, mode: int = 0, sparse: bool = False,
     factors: torch.Tensor | None = None, include_last_offset: bool = False, padding_idx: int = -1,
 ) -> Any:  # fmt: skip
-    """Sums of bf16 rows. Of those ATen's kernel does not say which row goes into which bag, as its meta function says."""
+    """Sums of bf16 rows. Of those ATen's kernel does not say which row goes into which bag, as its meta function says.
+
+    Offsets that do not begin with 0 or are out of range are IndexErrors of the ops that use them.
+    """
     if weight.dtype != torch.bfloat16 or mode != 0 or padding_idx >= 0:
         return NotImplemented
-    bags = offsets.shape[0] - include_last_offset
-    places = torch.arange(indices.shape[0], dtype=offsets.dtype, device=offsets.device)
-    bag = torch.searchsorted(offsets, places, right=True, out_int32=offsets.dtype == torch.int32) - 1
+    count, bags = indices.shape[0], offsets.shape[0] - include_last_offset
+    places = torch.arange(count + 1, dtype=offsets.dtype, device=offsets.device)
+    begins = aten.index_select(places, 0, offsets)
+    bag = torch.searchsorted(begins, places[:count], right=True, out_int32=offsets.dtype == torch.int32) - 1
     rows = aten.embedding(weight, indices).float()
     rows = rows if factors is None else rows * factors.unsqueeze(-1)
-    sums = aten.index_add(rows.new_zeros(bags, weight.shape[1]), 0, bag, rows)
-    sizes = aten.index_add(torch.zeros_like(offsets[:bags]), 0, bag, torch.ones_like(bag))
+    # What is behind the last offset, if that is an end, goes into a bag of its own.
+    sums = aten.index_add(rows.new_zeros(offsets.shape[0], weight.shape[1]), 0, bag, rows)[:bags]
+    ends = begins[1:] if include_last_offset else torch.cat([begins[1:], places[count:]])
+    sizes = ends - begins[:bags]
     return sums.to(weight.dtype), bag, sizes, sizes.clone()
 
 

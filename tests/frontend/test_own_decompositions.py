@@ -165,6 +165,20 @@ def test_bags_in_two_byte_floats(weighted):
         compare(f, table, weights)
 
 
+def test_offsets_of_bags():
+    """What lies behind an end is in no bag; offsets that are no places are errors, as eager's are."""
+    i, table = torch.tensor([3, 1, 4, 1, 5, 2]), R(9, 5).bfloat16().requires_grad_()
+    f = lambda w, o, last: F.embedding_bag(i, w, o, mode="sum", include_last_offset=last)  # noqa: E731
+    compiled = torch.compile(f, backend="mlirc")
+    with torch.no_grad():
+        for offsets, last in (([0, 2, 4], True), ([0, 0, 6], True), ([0, 6], False), ([0, 3, 3], False)):
+            torch.testing.assert_close(compiled(table, torch.tensor(offsets), last), f(table, torch.tensor(offsets), last), rtol=1e-2, atol=1e-2)
+        for offsets in ([0, 2, 7], [0, -2, 3], [1, 2, 3]):
+            for g in (f, compiled):
+                with pytest.raises((RuntimeError, IndexError)):
+                    g(table, torch.tensor(offsets), False)
+
+
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_grids_of_nan(padding):
     """Coordinates that are no finite numbers, in either place."""
