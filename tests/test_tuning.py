@@ -245,8 +245,8 @@ def test_a_pin_is_obeyed_and_explained(tmp_path):
     args = (f"{model}:f", "--input", "24x40xf32", "--input", "40x64xf32", "--target", "x86-64-v4")
     output = dump(*args, "--stage", "strategy", "--option", "pin=*_matmul_relu: rows=3, columns=1; k99*: rows=7")
     assert "// rows = 3: pinned by '*_matmul_relu'\n// columns = 1: pinned by" in output and "rows=3, columns=1, " in output
-    assert "// rows = 12: 32 registers: 28 for sums, 2 to a row; 24 rows are 2 tiles\n" in dump(*args, "--stage", "strategy")
-    assert "rows=99 is impossible for this kernel; valid: 1 to 14" in dump(*args, "--stage", "asm", "--option", "pin=*: rows=99", code=1)
+    assert "// rows = 6: 32 registers: 28 for sums, 4 to a row; 24 rows are 4 tiles\n" in dump(*args, "--stage", "strategy")
+    assert "rows=99 is impossible for this kernel; valid: 1 to 6" in dump(*args, "--stage", "asm", "--option", "pin=*: rows=99", code=1)
     assert "unknown field 'rowz'; valid fields: rows," in dump(*args, "--option", "pin=*: rowz=9", code=2)
 
 

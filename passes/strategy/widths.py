@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
+from . import blocks
 from .common import PACKED_COLUMNS, known
 
 if TYPE_CHECKING:
@@ -66,7 +67,11 @@ def columns_of_tile(kernel: KernelFunction, r: Roles, target: Target, n: int, fe
     if st.kind(kernel.domain.anchor) == "convolution" and isinstance(rows, int) and rows <= FEW_ROWS:  # type: ignore[arg-type]
         most = min(4, sum_registers(target) // max(rows, 1))
     if not whole_panels and _is_unpacked(kernel, r):
-        most = max(most, _of_unpacked(target, rows, vectors, in_pairs(kernel, r)))
+        wide = _of_unpacked(target, rows, vectors, in_pairs(kernel, r))
+        panel = known(sizes[r.reductions[0]]) * wide * target.vector_bits // 8
+        # Several register tiles read a panel: 64 x 3072 x 768 takes 7% longer with four vectors, whose panels are not there any more.
+        if isinstance(rows, int) and rows <= UNPACKED_ROWS or panel <= blocks.resident(target.caches):
+            most = max(most, wide)
     return min(most, vectors)
 
 

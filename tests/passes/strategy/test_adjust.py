@@ -115,10 +115,10 @@ SQUARE = kernel(
 
 
 def test_what_follows_from_a_pin_follows():
-    s = change(product(112, 1000, 512), "rows=7, columns=1")
-    before = change(product(112, 1000, 512), "row_tiles=8")
+    s = change(linear(112, 1000, 512), "rows=7, columns=1")
+    before = change(linear(112, 1000, 512), "row_tiles=8")
     assert (s.rows, s.columns, s.short_rows) == (7, 1, (7,))
-    assert before.rows == 14 and s.grain >= before.grain
+    assert before.rows == 13 and s.grain >= before.grain
     assert s.why["rows"] == "pinned by 'k'" and "pinned" not in s.why["lanes"]
     assert "// rows = 7: pinned by 'k'\n" in reasons(s)
     assert change(product(112, 1000, 512), "grain=77, rows=2").grain == 77
@@ -131,7 +131,8 @@ def test_what_follows_from_a_pin_follows():
 @pytest.mark.parametrize(
     "text, pin, said",
     [
-        (product(64, 64, 64), "rows=15", "rows=15 is impossible for this kernel; valid: 1 to 14"),
+        (linear(64, 64, 64), "rows=15", "rows=15 is impossible for this kernel; valid: 1 to 14"),
+        (product(64, 64, 64), "rows=7", "rows=7 is impossible for this kernel; valid: 1 to 6"),
         (product(64, 64, 64), "rows=8, columns=4", "rows=8 is impossible .* valid: 1 to 6 .*a row takes 4"),
         (product(64, 64, 64), "columns=5", "columns=5 .* valid: 1 to 4"),
         (product(5, 64, 64), "rows=6", "valid: 1 to 5 .there are 5 rows"),
