@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+
 SUMS_UNDER_WAY = 8
 """At once: two products a cycle, which take four cycles each."""
 
@@ -31,13 +34,52 @@ def high_row_tile(size: int, limit: int, low: int) -> int:
 
 
 def short_tiles(rows: int, columns: int) -> tuple[int, ...]:
-    """Heights of the register tiles, beside one of `rows`, where their number is a symbol: both together hold what whole tiles leave.
+    """Heights of the register tiles, falling, beside one of `rows`, where their number is a symbol.
 
-    The lowest has as many sums as hide the latency of an addition; fewer take as long.
+    The lowest has as many sums as hide the latency of an addition; fewer take as long. Two of the highest hold a whole tile and two rows
+    more, or three: 16 beside tiles of 13 or 14; the third height and the lowest hold a row more than the highest.
     """
     low = min(-(-SUMS_UNDER_WAY // columns), rows)
-    high = min(rows - 1 - low, ROW_POINTERS)
-    return (high, low) if high > low else (low,)
+    high = min((rows + 3) // 2, ROW_POINTERS, rows)
+    return tuple(dict.fromkeys(sorted((low, max(high, low), max(high + 1 - low, low)), reverse=True)))
+
+
+@dataclass(frozen=True)
+class Rest:
+    """How some rows are computed: so many tiles of each height, in their order."""
+
+    tiles: tuple[int, ...]
+    rows: int
+    """Of these tiles."""
+
+    @property
+    def cost(self) -> float:
+        """In rows: a tile also reads its panel, and has a begin and an end."""
+        return self.rows + TILE * sum(self.tiles)
+
+
+TILE = 0.5
+
+
+@functools.cache
+def cover(left: int, heights: tuple[int, ...]) -> Rest:
+    """The cheapest tiles of some heights, falling, that hold so many rows."""
+    if left <= 0:
+        return Rest((0,) * len(heights), 0)
+    found = []
+    for n, height in enumerate(heights):
+        rest = cover(left - height, heights)
+        found.append(Rest(tuple(count + (n == k) for k, count in enumerate(rest.tiles)), rest.rows + height))
+    return min(found, key=lambda rest: rest.cost)
+
+
+MOST_SHARED = 16
+"""Rows of a tile above which no rest is worth it: for code, how many tiles there are of a height is two bits of a number for each rest."""
+
+
+def shares_one(left: int, rows: int, heights: tuple[int, ...]) -> bool:
+    """Whether it is cheaper to share the last whole tile of `rows` out to short ones, with what is left."""
+    return rows <= MOST_SHARED and left > 0 and cover(left + rows, heights).cost < rows + TILE + cover(left, heights).cost
 
 
 ROW_POINTERS = 9

@@ -22,7 +22,7 @@ from ...dialects.mlir import arith, ir, memref, scf, vector
 from ...errors import CompileError
 from .. import structure as st
 from ..interleave import INTERLEAVE
-from ..strategy import ContractionStrategy
+from ..strategy import ContractionStrategy, heights
 from ..strategy.common import LINE
 from ..strategy.tiles import reads_of_rows
 from . import entry
@@ -249,7 +249,9 @@ class Contraction(Products):
             for rows in dict.fromkeys(n for n in (self.s.rows, rest) if n):
                 lo = tiles(lo, hi, rows)
             return
-        self._short_tiles(tiles(lo, hi, self.s.rows), hi, first, masks)
+        rest, shared = self._rest(lo, hi)
+        end = arith.select(shared, e.math.value(e.math.sub(hi, self.s.rows)), e.math.value(hi))
+        self._short_tiles(tiles(lo, end, self.s.rows), hi, rest, shared, first, masks)
 
     def _pass(self, row_block: Number) -> tuple[Number, Number]:
         """Of the register tiles that read the same panel before the next one is read: the first row, and how many they are."""
@@ -260,14 +262,29 @@ class Contraction(Products):
             return 0, tiles
         return m.mul(m.floordiv(row_block, self.s.near), self.s.near * self._row_block()), m.minimum(tiles, self.s.near * self.s.row_tiles)
 
-    def _short_tiles(self, lo: Number, hi: Number, first: Number | None, masks: Sequence[ir.Value | None]) -> None:
-        """What whole tiles leave of the rows: one tile of each height that is worth it, and the lowest as often as it takes.
+    def _rest(self, lo: Number, hi: Number) -> tuple[ir.Value, ir.Value]:
+        """The rows that whole tiles leave, and whether short tiles compute the last of these, too (`heights.cover`)."""
+        m, rows = self.e.math, self.s.rows
+        rest = m.value(m.mod(m.sub(hi, lo), rows))
+        better = sum(heights.shares_one(n, rows, self.s.short_rows) << n for n in range(rows))
+        enough = arith.cmpi(arith.CmpIPredicate.sge, m.value(m.sub(hi, lo)), m.value(rows))
+        return rest, arith.andi(enough, arith.trunci(ir.IntegerType.get_signless(1), self._entry(better, rest, 1)))
+
+    def _entry(self, table: int, n: ir.Value, bits: int) -> ir.Value:
+        """Number `n` of those that so many bits of a constant are, an i64."""
+        i64 = ir.IntegerType.get_signless(64)
+        at = arith.muli(arith.index_cast(i64, n), builders.constant(i64, bits))
+        return arith.andi(arith.shrui(builders.constant(i64, table), at), builders.constant(i64, (1 << bits) - 1))
+
+    def _short_tiles(
+        self, lo: Number, hi: Number, rest: ir.Value, shared: ir.Value, first: Number | None, masks: Sequence[ir.Value | None]
+    ) -> None:
+        """The tiles of each height that hold `rest` rows, or these and those of a whole tile.
 
         Rows that there are not are computed as the last one again, and not stored: a branch for each in every step would cost more.
         """
-        m = self.e.math
+        m, rows, short = self.e.math, self.s.rows, self.s.short_rows
         last = m.sub(hi, 1)
-        *higher, lowest = self.s.short_rows
 
         def tile(height: int) -> Callable[[Number, Values], Values]:
             def build(i: Number, _: Values) -> Values:
@@ -278,13 +295,15 @@ class Contraction(Products):
 
             return build
 
-        for height in higher:
-            worth_it = arith.cmpi(arith.CmpIPredicate.sgt, m.value(m.sub(hi, lo)), m.value(lowest))
-            after = m.value(m.minimum(m.add(lo, height), hi))
-            after = arith.select(worth_it, after, m.value(lo))
+        for n, height in enumerate(short[:-1]):
+            # More than three tiles of a height would not fit their bits: the lowest do the rest.
+            alone = sum(min(heights.cover(k, short).tiles[n], 3) << 2 * k for k in range(rows))
+            both = sum(min(heights.cover(k + rows, short).tiles[n], 3) << 2 * k for k in range(rows) if heights.shares_one(k, rows, short))
+            tiles = arith.select(shared, self._entry(both, rest, 2), self._entry(alone, rest, 2))
+            after = m.minimum(m.add(lo, m.mul(arith.index_cast(ir.IndexType.get(), tiles), height)), hi)
             loop(self.e, lo, after, height, [], tile(height))
             lo = after
-        loop(self.e, lo, hi, lowest, [], tile(lowest))
+        loop(self.e, lo, hi, short[-1], [], tile(short[-1]))
 
     def _tile(self, first: Number | None, masks: Sequence[ir.Value | None], rows: list[Index]) -> None:
         """One register tile."""

@@ -156,7 +156,7 @@ class Products:
         line, steps = LINE // element, m.sub(end, begin)
         lines = FETCH_STEPS * st.shape(self.op.operands[number])[2] * self.each_step // line
         each = m.floordiv(m.add(m.sub(tiles, 1), lines), tiles)
-        before = m.mul(m.floordiv(m.sub(row.base, first), self.s.rows), m.floordiv(steps, FETCH_STEPS))
+        before = m.mul(m.ceildiv(m.sub(row.base, first), self.s.rows), m.floordiv(steps, FETCH_STEPS))
         whole = m.floordiv(m.add(m.mul(steps, lines), FETCH_STEPS - 1), FETCH_STEPS)
         left = m.sub(m.floordiv(m.add(whole, m.sub(each, 1)), each), before)
         start = m.value(m.add(m.add(at.base, place.strides[0]), m.mul(m.mul(before, each), line)))
