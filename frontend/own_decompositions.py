@@ -54,9 +54,9 @@ def addmv(x: torch.Tensor, a: torch.Tensor, v: torch.Tensor, *, beta: Any = 1, a
 
 
 def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> Any:
-    """(maxima, their places in the flattened planes): all windows beside each other, filled up with -inf.
+    """(maxima, their places in the flattened planes). Window i of n over a line of m reaches from floor(i m / n) to ceil((i + 1) m / n).
 
-    Window i of n over a line of m reaches from floor(i m / n) to ceil((i + 1) m / n).
+    Maxima are those of one dim after the other; places, where they are used, of all windows beside each other, filled up with -inf.
     """
     n = len(output_size)
     extents = x.shape[-n:]
@@ -64,7 +64,7 @@ def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> Any:
         return NotImplemented
     places = torch.zeros((), dtype=torch.int64, device=x.device)
     inside = torch.ones((), dtype=torch.bool, device=x.device)
-    lines = []
+    lines, values = [], x
     for d, (extent, out) in enumerate(zip(extents, output_size)):
         starts = [i * extent // out for i in range(out)]
         ends = [-(-(i + 1) * extent // out) for i in range(out)]
@@ -72,6 +72,9 @@ def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> Any:
         i = torch.arange(out, device=x.device)
         line = (i * extent // out).unsqueeze(1) + torch.arange(width, device=x.device)
         end = ((i + 1) * extent + out - 1) // out
+        # The last one of a window again, where others are longer.
+        dim = x.dim() - n + d
+        values = aten._unsafe_index(values, [None] * dim + [torch.minimum(line, end.unsqueeze(1) - 1)]).amax(dim + 1)
         # Of the result's dims [out..., width...].
         where = [1] * (2 * n)
         where[d], where[n + d] = out, width
@@ -81,7 +84,7 @@ def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> Any:
         lines.append(line)
     windows = aten._unsafe_index(x, [None] * (x.dim() - n) + lines)
     windows = torch.where(inside, windows, float("-inf")).flatten(-n)
-    values, first = windows.max(-1)
+    first = windows.argmax(-1)
     if x.dtype.is_floating_point:  # of several NaN it is the last one
         order = torch.arange(windows.shape[-1], device=x.device)
         last = torch.where(windows.isnan(), order, -1).amax(-1)

@@ -265,28 +265,43 @@ def adaptive_avg_pool(b: GraphBuilder, node: Any, x: T, size: Any) -> T:
         return b.pointwise(total.shape, [total, n], d, d, x.dtype, arith.divf)
     if not all(isinstance(v, int) for v in (*sizes, *out)):
         raise Unsupported("adaptive pooling with bins of unequal size known only at run time")
-    window = [max(-(-(i + 1) * n // o) - i * n // o for i in range(o)) for n, o in zip(sizes, out)]  # type: ignore[operator, arg-type]
     k = len(lead)
+    total = x
+    for dim, (size, bins) in enumerate(zip(sizes, out), k):
+        total = _sums_of_bins(b, total, dim, size, bins, d)  # type: ignore[arg-type]
 
-    def bounds(at: list[Value], i: int) -> tuple[Value, Value]:
-        n, o = b.index(sizes[i]), b.index(out[i])
-        start = arith.divsi(arith.muli(at[k + i], n), o)
-        end = arith.addi(arith.muli(at[k + i], n), arith.addi(n, arith.subi(o, builders.index(1))))
-        return start, arith.divsi(end, o)
+    def count(at: list[Value]) -> Value:
+        n = builders.index(1)
+        for i, (size, bins) in enumerate(zip(sizes, out)):
+            start, end = _bin(b, at[k + i], size, bins)  # type: ignore[arg-type]
+            n = arith.muli(n, arith.subi(end, start))
+        return cast(_i64(n), I64, d)
+
+    counts = b.from_indices([*(1 for _ in lead), *out], [], d, count)
+    return b.pointwise(total.shape, [total, counts], d, d, x.dtype, arith.divf)
+
+
+def _bin(b: GraphBuilder, at: Value, size: int, bins: int) -> tuple[Value, Value]:
+    """Where a bin begins and ends."""
+    n, o = b.index(size), b.index(bins)
+    start = arith.muli(at, n)
+    return arith.divsi(start, o), arith.divsi(arith.addi(start, arith.addi(n, arith.subi(o, builders.index(1)))), o)
+
+
+def _sums_of_bins(b: GraphBuilder, x: T, dim: int, size: int, bins: int, d: torch.dtype) -> T:
+    """The sums along one dim: of two, the first one's are vectors along the other, which has few sums left then."""
+    if bins == size:
+        return b.convert(x, d)
+    width = max(-(-(i + 1) * size // bins) - i * size // bins for i in range(bins))
 
     def element(at: list[Value]) -> Value:
-        inside, count, place = None, builders.index(1), at[:k]
-        for i in range(r):
-            start, end = bounds(at, i)
-            p = arith.addi(start, at[k + r + i])
-            ok = arith.cmpi(INT.slt, p, end)
-            inside = ok if inside is None else arith.andi(inside, ok)
-            place.append(arith.select(ok, p, start))
-            count = arith.muli(count, arith.subi(end, start))
-        u = arith.divf(cast(tensor.extract(x.value, place), x.dtype, d), cast(_i64(count), I64, d))
-        return arith.select(inside, u, scalar(d, 0))
+        start, end = _bin(b, at[dim], size, bins)
+        place = arith.addi(start, at[x.rank])
+        inside = arith.cmpi(INT.slt, place, end)
+        read = [*at[:dim], arith.select(inside, place, start), *at[dim + 1 : x.rank]]
+        return arith.select(inside, cast(tensor.extract(x.value, read), x.dtype, d), scalar(d, 0))
 
-    return b.convert(b.window_reduce([*lead, *out], window, [], "add", d, element), x.dtype)
+    return b.window_reduce([*x.shape[:dim], bins, *x.shape[dim + 1 :]], [width], [], "add", d, element)
 
 
 @lowers(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default)

@@ -85,6 +85,11 @@ def test_adaptive():
     f = lambda x: [F.adaptive_avg_pool2d(x, 7), F.adaptive_avg_pool2d(x, (5, 3))]  # noqa: E731
     matches(f, torch.randn(2, 3, 14, 21), factor=4)
     matches(f, image(), factor=4)
+    matches(f, torch.randn(2, 17, 33, 65).contiguous(memory_format=torch.channels_last), factor=4)
+    matches(f, torch.randn(3, 5, 3).bfloat16())
+    x = torch.randn(2, 3, 9, 20)
+    x[0, 0, 4, 7], x[1, 2, 8, 19] = float("inf"), float("nan")
+    matches(f, x, factor=4)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
