@@ -18,18 +18,31 @@ that its products take, a third of what a second level delivers, and the rows, w
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from ...lowering.caches import Caches
+from .common import LINE
 
 
 def same_set_rows(step: int, caches: Caches) -> int:
     """Rows of a tile that may lie so many bytes apart: of a multiple of 4096, the lines that they are read from are all in one set of the
-    first level, which has a place for as many as it has ways, of 2048, in two. What streams past them takes the place of one for a moment."""
-    return caches.first_ways * max(SETS // math.gcd(step, SETS), 1)
+    first level, which has a place for as many as it has ways, of 2048, in two, of 4092, for long in one or its neighbour. What streams past
+    them takes the place of one for a moment. 512 x 1023 x 513 in f32 takes 4.93 ms in tiles of 8 rows, and 5.39 of 13."""
+    return next((rows for rows in range(1, MANY_ROWS) if lines_of_a_set(step, rows + 1) > caches.first_ways), MANY_ROWS)
+
+
+MANY_ROWS = 64
+"""No register tile has as many."""
 
 
 SETS = 4096
 """Bytes from a line to the next one in the same set of the first level."""
+
+
+def lines_of_a_set(step: int, rows: int) -> int:
+    """Of the lines where so many rows begin, so many bytes apart: those in the set of the first level that has most of them."""
+    lines = {row * step // LINE for row in range(rows)}
+    return max(Counter(line % (SETS // LINE) for line in lines).values())
 
 
 def same_set_lines(step: int, caches: Caches) -> int:

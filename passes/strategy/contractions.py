@@ -132,8 +132,7 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     strategy = _with_addresses(kernel, _with_grain(kernel, r, _with_epilogue(kernel, r, target, strategy)))
     if large := streamed_by_product(kernel, strategy):
         why["streamed"] = WHY_STREAMED
-    width = strategy.columns * n
-    ahead = traffic.ahead(kernel, r, words, width, target, stored=len(large) < len(kernel.results)) if strategy.in_rows else {}
+    ahead = traffic.ahead(kernel, r, words, strategy.rows, strategy.columns * n, target, stored=len(large) < len(kernel.results)) if strategy.in_rows else {}
     why.update({name: reason for name, (_, reason) in ahead.items()})
     return replace(strategy, streamed=large, **{name: value for name, (value, _) in ahead.items()})  # type: ignore[arg-type]
 

@@ -320,10 +320,10 @@ memory, 128 x 768 x 3072 takes 4.25 instead of 4.5 ms and 128 x 768 x 2304 3.15 
 rows follow one another, up to 5% longer."""
 
 
-def ahead(kernel: KernelFunction, r: Roles, words: int | None, width: int, target: Target, stored: bool) -> dict[str, tuple[bool | int, str]]:
-    """What a register tile in vector registers had better fetch before it is read or, if results are `stored` in caches, written: field ->
-    (value, reason)."""
-    level, reason = rows_ahead(kernel, r, width, target.caches)
+def ahead(kernel: KernelFunction, r: Roles, words: int | None, rows: int, width: int, target: Target, stored: bool) -> dict[str, tuple[bool | int, str]]:
+    """What a register tile of so many rows and columns in vector registers had better fetch before it is read or, if results are `stored` in
+    caches, written: field -> (value, reason)."""
+    level, reason = rows_ahead(kernel, r, rows, width, target.caches)
     reasons = {"results_ahead": results_ahead(kernel, r, words, target.caches) if stored else "", "reads_ahead": reads_ahead(kernel, r, words, target)}
     return {**{name: (True, why) for name, why in reasons.items() if why}, **({"rows_ahead": (level, reason)} if level else {})}
 
@@ -359,11 +359,11 @@ def reads_ahead(kernel: KernelFunction, r: Roles, words: int | None, target: Tar
 
 
 PANELS_AHEAD = 4
-"""Up to which rows that are 2048 bytes apart, or a multiple, are fetched: of more, most reads are from the second level anyway."""
+"""Up to which rows that share sets of the first level are fetched: of more, most reads are from the second level anyway."""
 
 
-def rows_ahead(kernel: KernelFunction, r: Roles, width: int, caches: Caches) -> tuple[int, str]:
-    """The cache into which a register tile had better fetch the rows of the next one, and why; 0 if nowhere. On a Zen 4, in ms:
+def rows_ahead(kernel: KernelFunction, r: Roles, tile: int, width: int, caches: Caches) -> tuple[int, str]:
+    """The cache into which a register tile of `tile` rows had better fetch those of the next one, and why; 0 if nowhere. On a Zen 4, in ms:
 
         rows x reduction x columns         bf16: not, 1, 2      f32: not, 1, 2
         8192 x 256 x 64                    1.69 1.31            3.50 2.75 2.80
@@ -372,6 +372,7 @@ def rows_ahead(kernel: KernelFunction, r: Roles, width: int, caches: Caches) -> 
         8192 x 512 x 64                                         5.80 5.49 5.41
         2048 x 512 x 512                                        9.93 10.8 10.2
         4096 x 1024 x 64                                        5.31 6.01 5.27
+        512 x 1023 x 513                                        5.20 7.68
     """
     if not follows_rows(kernel, r):
         return 0, ""
@@ -381,9 +382,9 @@ def rows_ahead(kernel: KernelFunction, r: Roles, width: int, caches: Caches) -> 
     if nbytes <= caches.second:
         return 0, ""
     reason = f"of {nbytes >> 10} KB, a line of each row at a time, {apart} bytes apart, which no prefetcher sees coming"
-    if apart % (blocks.SETS // 2):
+    if blocks.lines_of_a_set(apart, 2 * tile) <= caches.first_ways:
         return 1, reason
-    # Lines of such rows are in one set or two: in the first level they would evict those that are being read.
+    # In the first level they would evict those that are being read.
     panels = -(-known(kernel.domain.sizes[r.lane]) // width) if r.lane is not None else 1
     return (2, f"{reason}; in few sets of the first level") if panels <= PANELS_AHEAD else (0, "")
 

@@ -8,7 +8,7 @@ import pytest
 
 from mlirc.lowering.caches import Caches
 from mlirc.lowering.target import Target
-from mlirc.passes.strategy import ContractionStrategy
+from mlirc.passes.strategy import ContractionStrategy, blocks
 from mlirc.passes.strategy.heights import high_row_tile
 from mlirc.tests.passes.graph_text import generic
 from mlirc.tests.passes.strategy.test_select import convolution, grouped, product
@@ -33,6 +33,12 @@ def linear(m: int, k: int, n: int, kind: str = "f32") -> str:
 def test_rows_that_lie_in_one_set_of_the_first_level_are_as_many_as_it_has_ways(ways, rows):
     assert choice(linear(168, 1024, 512), Caches(first_ways=ways)).rows == rows
     assert choice(linear(168, 1000, 512), Caches(first_ways=ways)).rows == 13
+
+
+@pytest.mark.parametrize("step, rows", [(4096, 8), (8192, 8), (2048, 16), (1024, 32), (4092, 9), (4100, 8), (3072, 32), (64, 64), (4, 64), (4000, 64)])
+def test_rows_whose_lines_fit_their_sets(step: int, rows: int) -> None:
+    """Neighbours of multiples of 4096 drift through the sets; rows in one line take one place."""
+    assert blocks.same_set_rows(step, Caches(first_ways=8)) == rows
 
 
 @pytest.mark.parametrize(
