@@ -327,7 +327,7 @@ def _impossible_copy(kernel: KernelFunction, s: ContractionStrategy) -> str:
 def _impossible_loops(kernel: KernelFunction, target: Target, model: LoopStrategy, s: LoopStrategy) -> str:
     most = max(lanes(kernel, target), model.lanes)
     if s.lanes > most or s.lanes & (s.lanes - 1) or s.lanes < 4:
-        valid = ", ".join(str(n) for n in (4, 8, 16, 32) if n <= most)
+        valid = ", ".join(str(n) for n in (4, 8, 16, 32, 64, 128, 256) if n <= most)
         return f"lanes={s.lanes} is impossible for this kernel; valid: {valid}"
     if s.lanes != model.lanes and any(c is not None for c in (model.transposed, model.staged, model.interleaved)):
         return f"lanes={s.lanes} is impossible for this kernel, which transposes or interleaves in registers; valid: {model.lanes}"

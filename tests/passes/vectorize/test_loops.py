@@ -141,12 +141,40 @@ def test_transposed_operand(n, m, target):
     assert untouched(out)
 
 
+@pytest.mark.parametrize("m, target, lanes", [
+    (4096, "znver4", 128), (384, "znver4", 128), (320, "znver4", 64), (2100, "znver4", 128), (1000, "znver4", 32), (100, "znver4", 16), (4096, "x86-64-v3", 32),
+])  # fmt: skip
+def test_vectors_that_are_reduced_side_by_side(m: int, target: str, lanes: int) -> None:
+    """As many as have sums, and whatever is NaN, in half of the registers, if they fill a row, or most of it; nothing is spilled."""
+    t, out = f"tensor<64x{m}xf32>", f"tensor<{m}xf32>"
+    for combiner, neutral in (("arith.addf", "0.0"), ("arith.maximumf", "0xFF800000")):
+        body = generic("%r", [("%x", t)], out, ["i, j", "j"], combiner, "rp", "ij", neutral)
+        texts = stages(kernel([("%x", t)], body, [("%r", out)], [[1]]), target)
+        assert f'"lanes={lanes}, ' in texts["strategy"]
+        assert not re.search(r"[xyz]mm\d+, [-\d]*\(%rsp\)", texts["asm"])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("n, m", [(1, 128), (3, 384), (33, 2100), (64, 1000), (130, 2049), (600, 257)])
+def test_sums_and_maxima_side_by_side(n: int, m: int, target: str) -> None:
+    t, out = f"tensor<{n}x{m}xf32>", f"tensor<{m}xf32>"
+    for combiner, neutral, reference in (("arith.addf", "0.0", np.sum), ("arith.maximumf", "0xFF800000", np.max)):
+        body = generic("%r", [("%x", t)], out, ["i, j", "j"], combiner, "rp", "ij", neutral)
+        run = built(kernel([("%x", t)], body, [("%r", out)], [[1]]), target)
+        (x,) = arrays((n, m))
+        x[n // 2, m - 1], x[0, m // 2] = np.nan, np.inf
+        got = padded(np.zeros(m, np.float32))
+        assert run(x, got) == 0
+        np.testing.assert_allclose(got, reference(x, 0), rtol=1e-4, atol=1e-4)
+        assert untouched(got)
+
+
 def test_windows_have_no_loops():
     """Nine elements are read one by one; ten, of which none is a window, in a loop."""
     for height, loops in ((9, 2), (10, 3)):
-        t, out = f"tensor<64x{height}x64xf32>", "tensor<64x64xf32>"
+        t, out = f"tensor<64x{height}x48xf32>", "tensor<64x48xf32>"
         body = generic("%r", [("%x", t)], out, ["i, j, k", "i, k"], "arith.maximumf", "prp", "ijk", "0xFF800000")
-        text = stages(kernel([("%x", t)], body, [("%r", out)], [[64, 1]]))["vector"]
+        text = stages(kernel([("%x", t)], body, [("%r", out)], [[48, 1]]))["vector"]
         assert text.count("scf.for") == loops
 
 
