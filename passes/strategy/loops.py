@@ -27,7 +27,7 @@ class LoopStrategy:
     """For kernels of elementwise ops and reductions. Classes are those of `passes.domain`."""
 
     lanes: int
-    """Elements per vector."""
+    """Elements per vector, which may be several registers (`_wide`)."""
     unroll: int
     """Vectors per iteration of the lane loop."""
     lane: int | None
