@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..dialects.builders import constant
-from ..dialects.mlir import arith, ir
+from ..dialects.mlir import arith, ir, math
 
 _BITS = {torch.int8: 8, torch.uint8: 8, torch.int16: 16, torch.int32: 32, torch.int64: 64, torch.bool: 1}
 _FLOATS = {torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -45,6 +45,12 @@ def scalar(dtype: torch.dtype, value: float | int | bool) -> ir.Value:
     return constant(mlir_type(dtype), value != 0 if dtype == torch.bool else value)
 
 
+def _in_range(value: ir.Value, limit: float) -> ir.Value:
+    """A float, or 0 where an integer has no room for it, which LLVM leaves undefined: f32 above 2^31 are multiples of 256, f64 above 2^63, too."""
+    zero, most = constant(value.type, 0.0), constant(value.type, limit)
+    return arith.select(arith.cmpf(arith.CmpFPredicate.OLT, math.absf(value), most), value, zero)
+
+
 def cast(value: ir.Value, source: torch.dtype, target: torch.dtype) -> ir.Value:
     """Convert a scalar as `Tensor.to` does: towards zero from float to integer, `!= 0` to bool."""
     if source == target:
@@ -66,9 +72,10 @@ def cast(value: ir.Value, source: torch.dtype, target: torch.dtype) -> ir.Value:
     if source.is_floating_point:
         if source.itemsize == 2:
             value = arith.extf(ir.F32Type.get(), value)
-        # Eager converts narrow integers through a wider one, so that out of range values wrap; uint8 through int64. What int32 has no room
-        # for is a multiple of 256 in f32, or becomes -2^31: the low bits are zero either way.
+        # Eager converts narrow integers through a wider one, so that out of range values wrap; uint8 through int64.
         wide = torch.int64 if target == torch.int64 or target == torch.uint8 and source == torch.float64 else torch.int32
+        if target == torch.uint8:
+            value = _in_range(value, 2.0**31 if wide == torch.int32 else 2.0**63)
         value = arith.fptosi(mlir_type(wide), value)
         return cast(value, wide, target)
     if target.is_floating_point:

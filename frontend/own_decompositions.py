@@ -137,6 +137,8 @@ def embedding_bag(
     sums = aten.index_add(rows.new_zeros(offsets.shape[0], weight.shape[1]), 0, bag, rows)[:bags]
     ends = begins[1:] if include_last_offset else torch.cat([begins[1:], places[count:]])
     sizes = ends - begins[:bags]
+    if include_last_offset:  # which gradients have no place for: an IndexError where they are asked for
+        bag = aten.index_select(places[:bags], 0, bag)
     return sums.to(weight.dtype), bag, sizes, sizes.clone()
 
 

@@ -15,7 +15,7 @@ from .adjust import Adjustment, Value, adjusted
 from .contractions import ContractionStrategy
 from .heights import row_tile
 from .traffic import LEAST_NEAR, outer_only, panel_step
-from .widths import sum_registers
+from .widths import most_rows, sum_registers
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -67,12 +67,12 @@ def _proposals(kernel: KernelFunction, target: Target, model: ContractionStrateg
     if model.rows_ahead is not None:
         yield {"rows_ahead": None}
     budget = sum_registers(target)
-    most = max(budget // model.columns, 1)
+    most = most_rows(target, model.columns, budget)
     if outer_only(kernel, r) and r.outer:
         yield {"lanes_first": not model.lanes_first}
     for columns in (3, 4, 1, 2):
         if columns != model.columns:
-            yield {"columns": columns, "rows": row_tile(size, max(budget // columns, 1))}
+            yield {"columns": columns, "rows": row_tile(size, most_rows(target, columns, budget))}
     if isinstance(size, int):
         yield {"rows": -(-size // -(-size // most))}  # as high as it can be, whatever is left for the last tile
     yield {"rows": row_tile(size, most)}

@@ -36,8 +36,8 @@ def high_row_tile(size: int, limit: int, low: int) -> int:
 def short_tiles(rows: int, columns: int) -> tuple[int, ...]:
     """Heights of the register tiles, falling, beside one of `rows`, where their number is a symbol.
 
-    The lowest has as many sums as hide the latency of an addition; fewer take as long. Two of the highest hold a whole tile and two rows
-    more, or three: 16 beside tiles of 13 or 14; the third height and the lowest hold a row more than the highest.
+    The lowest has as many sums as hide the latency of an addition; fewer take as long. Two of the highest, where it is a half, hold a
+    whole tile and two or three rows more (16 beside tiles of 13 or 14); the third height and the lowest hold a row more than the highest.
     """
     low = min(-(-SUMS_UNDER_WAY // columns), rows)
     high = min((rows + 3) // 2, ROW_POINTERS, rows)
@@ -74,7 +74,7 @@ def cover(left: int, heights: tuple[int, ...]) -> Rest:
 
 
 MOST_SHARED = 16
-"""Rows of a tile above which no rest is worth it: for code, how many tiles there are of a height is two bits of a number for each rest."""
+"""Rows of a tile above which none is shared out: `vectorize.contraction` has two bits for the tiles of a height, three at most."""
 
 
 def shares_one(left: int, rows: int, heights: tuple[int, ...]) -> bool:

@@ -139,7 +139,7 @@ def streams(kernel: KernelFunction, r: Roles, caches: Caches, rows: int, width: 
         return False
     shape = [width, st.word(op)] if st.WORDS in op.attributes else [width]
     most = blocks.resident(caches) if isinstance(size, int) and size <= rows else caches.first
-    packed = all(st.owner(v) is None and len(st.shape(v)) == 2 + len(shape) and [*st.shape(v)[2:]] == shape for v in _panels(kernel, r))
+    packed = st.is_packed(op, r.along_lanes) and all(st.owner(v) is None and len(st.shape(v)) == 2 + len(shape) and [*st.shape(v)[2:]] == shape for v in _panels(kernel, r))
     return packed and sum(_bytes(v, kernel) for v in _panels(kernel, r)) > most
 
 

@@ -68,7 +68,7 @@ def columns_of_tile(kernel: KernelFunction, r: Roles, target: Target, n: int, fe
         most = min(4, sum_registers(target) // max(rows, 1))
     if not whole_panels and _is_unpacked(kernel, r):
         wide = _of_unpacked(target, rows, vectors, in_pairs(kernel, r))
-        panel = known(sizes[r.reductions[0]]) * wide * target.vector_bits // 8
+        panel = known(sizes[r.reductions[0]]) * wide * n * builders.element_type(kernel.domain.anchor.operands[r.along_lanes]).width // 8  # type: ignore[union-attr]
         # Several register tiles read a panel: 64 x 3072 x 768 takes 7% longer with four vectors, whose panels are not there any more.
         if isinstance(rows, int) and rows <= UNPACKED_ROWS or panel <= blocks.resident(target.caches):
             most = max(most, wide)

@@ -296,9 +296,9 @@ class Contraction(Products):
             return build
 
         for n, height in enumerate(short[:-1]):
-            # More than three tiles of a height would not fit their bits: the lowest do the rest.
-            alone = sum(min(heights.cover(k, short).tiles[n], 3) << 2 * k for k in range(rows))
-            both = sum(min(heights.cover(k + rows, short).tiles[n], 3) << 2 * k for k in range(rows) if heights.shares_one(k, rows, short))
+            # Up to three tiles, of up to 31 rests.
+            alone = sum(heights.cover(k, short).tiles[n] << 2 * k for k in range(rows))
+            both = sum(heights.cover(k + rows, short).tiles[n] << 2 * k for k in range(rows) if heights.shares_one(k, rows, short))
             tiles = arith.select(shared, self._entry(both, rest, 2), self._entry(alone, rest, 2))
             after = m.minimum(m.add(lo, m.mul(arith.index_cast(ir.IndexType.get(), tiles), height)), hi)
             loop(self.e, lo, after, height, [], tile(height))

@@ -191,6 +191,10 @@ def test_floats_to_bytes_wrap(dtype: torch.dtype) -> None:
     x = torch.tensor([255.9, 256.0, 300.7, -1.0, -5.5, -300.0, 2.0**31, -(2.0**31) - 256, 3e9, -3e9, 2.0**32 + 512, 1e20, float("inf"), float("nan")])
     x = x.repeat(3).to(dtype)
     assert torch.equal(torch.compile(lambda x: x.to(torch.uint8), backend="mlirc")(x), x.to(torch.uint8))
+    for number in (3e9, -1e10, float("inf")) if dtype in (torch.float32, torch.float64) else ():  # LLVM knows it
+        f = lambda y: torch.full((6,), number, dtype=dtype).to(torch.uint8) + y  # noqa: E731, B023
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(f, backend="mlirc")(torch.arange(6, dtype=torch.uint8)), f(torch.arange(6, dtype=torch.uint8)))
 
 
 @pytest.mark.parametrize(

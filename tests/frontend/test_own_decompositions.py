@@ -177,6 +177,8 @@ def test_offsets_of_bags():
             for g in (f, compiled):
                 with pytest.raises((RuntimeError, IndexError)):
                     g(table, torch.tensor(offsets), False)
+    with pytest.raises(IndexError):  # eager's gradient reads what is behind its own
+        compiled(table, torch.tensor([0, 2, 4]), True)
 
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])

@@ -90,6 +90,11 @@ def test_pairs_of_few_rows_are_put_together_in_registers():
             CHECK: ins(%arg0, %arg1 : {{.*}}mlirc.words = 2
         """)  # fmt: skip
     check(few(96), lambda f: pack(f, in_registers), "CHECK: -> tensor<3x11x32x2xbf16>")
+    kept = product("tensor<9x21xbf16>", "tensor<21x70xbf16>", "tensor<9x70xf32>", ROWS_BY_COLUMNS)
+    check(kept, lambda f: pack(f, in_registers), "CHECK: -> tensor<3x11x32x2xbf16>")
+    for rows, packed in ((47, False), (48, True)):  # of rows in one set
+        far = product(f"tensor<{rows}x21xbf16>", "tensor<21x2048xbf16>", f"tensor<{rows}x2048xf32>", ROWS_BY_COLUMNS, weights=())
+        check(far, lambda f: pack(f, in_registers), "CHECK: mlirc.pack" if packed else "CHECK-NOT: mlirc.pack")
     check(few(9), lambda f: pack(f, PAIRS), "CHECK: -> tensor<3x16x32x2xbf16>")
     check(few(9, "f32"), lambda f: pack(f, in_registers), "CHECK-NOT: mlirc.words")
     across = product("tensor<21x9xbf16>", "tensor<21x70xbf16>", "tensor<9x70xf32>", COLUMNS_BY_COLUMNS, weights=())
