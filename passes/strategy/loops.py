@@ -222,8 +222,9 @@ def _widened(w: Walk, plan: LoopStrategy, target: Target) -> LoopStrategy:
     return plan
 
 
-SIDE_BY_SIDE, FULL = (8, 4, 2), 16
-"""Vectors that are reduced down the rows together, and how many times a row holds so many lanes at least, if not a whole number of times."""
+SIDE_BY_SIDE, FULL, LEAST_DOWN = (8, 4, 2), 16, 16
+"""Vectors that are reduced down the rows together; how many times a row holds so many lanes at least, if not a whole number of times; and rows
+from which on they are: maxima of 2 x 2 take 7% longer."""
 
 MOST_WIDE_OPS, MOST_WIDENED_OPS = 16, 6
 """For an element of such vectors, all of which are in registers; of bf16, whose lanes are widened into two registers. The gradients of a norm's
@@ -241,7 +242,7 @@ def _wide(w: Walk, plan: LoopStrategy, target: Target) -> int:
     """
     kernel, lane, size = w.kernel, w.lane, None if w.lane is None else w.sizes[w.lane]
     d, acc = kernel.domain, kernel.accesses
-    if w.horizontal or lane not in w.rows or not isinstance(size, int) or lane in acc.fixed or d.kind != "rows" or not d.reductions:
+    if w.horizontal or lane not in w.rows or not isinstance(size, int) or lane in acc.fixed or d.kind != "rows" or not d.reductions or w.product(w.inner) < LEAST_DOWN:
         return 0
     if plan.interleaved is not None or plan.keep or plan.copied or has_functions(kernel):
         return 0
