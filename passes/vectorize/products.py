@@ -265,19 +265,20 @@ class Products:
         e, op = self.e, self.op
         assert op is not None
         e.math.enter()
-        packed = self.r.along_lanes
+        n, other = self.r.along_lanes, self.r.along_rows
         flags = st.unsigned(op)
         out = []
         for i, row in enumerate(rows):
             for j, (lane, total) in enumerate(zip(lanes, acc[i * len(lanes) :])):
                 b = self._pairs(lanes, masks, j, elements) if self.unpacked else self._packed_words(row, lane)
                 self._set(row, Index(lane.base))
-                a = e.math.once(("word", row.base, self._word_at(1 - packed)), lambda b=b: self._spread(1 - packed, elements, b.type))
-                out.append(words.dot(total, (a, flags[1 - packed]), (b, flags[packed])))
+                a = e.math.once(("word", row.base, self._word_at(other)), lambda b=b: self._spread(other, elements, b.type))
+                out.append(words.dot(total, (a, flags[other]), (b, flags[n])))
         e.math.leave()
         return out
 
     def _packed_words(self, row: Index, lane: Index) -> ir.Value:
+        """The words of a packed operand for a vector of the lanes."""
         self._set(row, Index(lane.base))
         return self._load_words(self.r.along_lanes, self.each_step * self.e.lanes)
 

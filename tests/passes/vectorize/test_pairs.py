@@ -6,6 +6,9 @@ import torch
 from mlirc import driver
 from mlirc.lowering.target import Target
 from mlirc.tests.frontend.compare import compare
+from mlirc.tests.passes.graph_text import generic
+from mlirc.tests.passes.test_pack import WIDENED
+from mlirc.tests.passes.vectorize.kernels import kernel
 from mlirc.tests.passes.vectorize.test_tiles import LINEAR
 
 
@@ -53,35 +56,18 @@ def test_numbers(rows, k, columns):
         torch.testing.assert_close(got, layer.double()(x.double()), rtol=1e-2, atol=1e-2)
 
 
-VALUES = """
-#a = affine_map<(i, j, k) -> (i, k)>
-#b = affine_map<(i, j, k) -> (k, j)>
-#c = affine_map<(i, j, k) -> (i, j)>
-func.func @kernel(%x: tensor<{rows}x96xbf16>, %w: tensor<96x{columns}xbf16>) -> tensor<{rows}x{columns}xf32>
-    attributes {{mlirc.result_strides = [["{columns}", "1"]]}} {{
-  %zero = arith.constant 0.0 : f32
-  %o = tensor.empty() : tensor<{rows}x{columns}xf32>
-  %f = linalg.fill ins(%zero : f32) outs(%o : tensor<{rows}x{columns}xf32>) -> tensor<{rows}x{columns}xf32>
-  %r = linalg.generic {{indexing_maps = [#a, #b, #c], iterator_types = ["parallel", "parallel", "reduction"]}}
-      ins(%x, %w : tensor<{rows}x96xbf16>, tensor<96x{columns}xbf16>) outs(%f : tensor<{rows}x{columns}xf32>)
-      attrs = {{mlirc.kind = "contraction", mlirc.words = 2 : i32}} {{
-  ^bb0(%i: bf16, %j: bf16, %s: f32):
-    %u = arith.extf %i : bf16 to f32
-    %v = arith.extf %j : bf16 to f32
-    %p = arith.mulf %u, %v : f32
-    %q = arith.addf %s, %p : f32
-    linalg.yield %q : f32
-  }} -> tensor<{rows}x{columns}xf32>
-  return %r : tensor<{rows}x{columns}xf32>
-}}
-"""
-"""A product with an operand that is not packed."""
+def values(rows: int, columns: int) -> str:
+    """A product of 96 steps with an operand that is not packed, in pairs."""
+    x, w, y = f"tensor<{rows}x96xbf16>", f"tensor<96x{columns}xbf16>", f"tensor<{rows}x{columns}xf32>"
+    operands = [("%x", x), ("%w", w)]
+    body = generic("%r", operands, y, ["i, k", "k, j", "i, j"], WIDENED, "ppr", "ijk", "0.0", "contraction")
+    return kernel(operands, body.replace('mlirc.kind = "contraction"', 'mlirc.kind = "contraction", mlirc.words = 2 : i32'), [("%r", y)], [[columns, 1]])
 
 
 @pytest.mark.parametrize("rows, columns, tile", [(1, 128, (1, 8)), (4, 64, (4, 4)), (6, 128, (6, 4)), (13, 64, (13, 2)), (7, 16, (7, 1)), (40, 33, (10, 2))])
 def test_pairs_are_put_together_in_registers(rows: int, columns: int, tile: tuple[int, int]) -> None:
     """Two shuffles for two vectors side by side, whatever the rows, and nothing spilled."""
-    asm = _asm("znver4", VALUES.format(rows=rows, columns=columns))
+    asm = _asm("znver4", values(rows, columns))
     loop = max(asm.split("\n.L"), key=lambda part: part.count("vdpbf16ps"))
     assert loop.count("vdpbf16ps") == tile[0] * tile[1] and "(%rsp)" not in loop
     assert sum(loop.count(shuffle) for shuffle in ("vpermt2w", "vpermi2w", "vpermw")) == tile[1]
