@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 
+from ..dialects import builders
 from ..dialects.mlir import ir
 from . import structure as st
-from .copies import copy
+from .copies import copy, reordered
 from .expand_math import EXPANSIONS
 from .layouts import Layouts
 from .weights import weights_of
@@ -26,24 +27,38 @@ SMALL = 1 << 16
 
 
 def lay_out_constants(function: ir.Operation) -> None:
-    """Copy the values that are to be kept apart where ops that run in every call read them through a transposition."""
+    """Copy the values that are to be kept apart where ops that run in every call read them through a transposition, a view or their map."""
     ops = [st.operation(o) for o in function.regions[0].blocks[0].operations]
     constant, apart = find_constants(ops, weights_of(function))
     if not apart:
         return
     layouts = Layouts(function)
-    copies: dict[ir.Value, ir.Value] = {}
+    copies: dict[tuple[ir.Value, tuple[int, ...]], ir.Value] = {}
     for op in ops:
         if op in constant or st.kind(op) not in ("elementwise", "reduction"):
             continue
         for i, v in enumerate(op.operands):
-            if st.is_tensor(v) and maker(v) in apart and _transposed(v):
-                if v not in copies:
-                    view = st.owner(v)
-                    assert view is not None
-                    with ir.InsertionPoint(_after(view)), view.location:
-                        copies[v] = copy(v, layouts)
-                op.operands[i] = copies[v]
+            if not st.is_tensor(v) or maker(v) not in apart:
+                continue
+            order = _order(op, i)
+            in_order = tuple(sorted(order))
+            if not _transposed(v) and order == in_order:
+                continue
+            if (v, order) not in copies:
+                last = st.operation(v.owner)
+                with ir.InsertionPoint(_after(last)), last.location:
+                    copies[v, order] = copy(v, layouts) if order == in_order else reordered(v, [order.index(d) for d in in_order], layouts)
+            op.operands[i] = copies[v, order]
+            if order != in_order:
+                maps = st.maps(op)
+                maps[i] = builders.projection(maps[i].n_dims, in_order)
+                op.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps])
+
+
+def _order(op: ir.Operation, i: int) -> tuple[int, ...]:
+    """The loops along the dims of an operand; none where a dim has no loop of its own."""
+    loops = st.map_dims(st.maps(op)[i])
+    return () if None in loops else tuple(loops)  # type: ignore[arg-type]
 
 
 def find_constants(ops: list[ir.Operation], weights: set[ir.Value]) -> tuple[set[ir.Operation], set[ir.Operation]]:

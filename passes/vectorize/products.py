@@ -102,12 +102,24 @@ class Products:
             return self._multiply_words(rows, lanes, masks, acc, self.each_step)
         e = self.e
         e.math.enter()
-        out = list(acc)
+        out: Values = []
+        panel: Values = []
         for i, row in enumerate(rows):
             for j, lane in enumerate(lanes):
-                self._multiply(i * len(lanes) + j, row, lane, masks[j], out)
+                self._set(row, lane)
+                e.mask = masks[j]
+                if i == 0:
+                    panel.append(self._operand(self.r.along_lanes))
+                if j == 0 or self.r.lane_in_both:
+                    other = self._operand(self.r.along_rows)
+                e.mask = None
+                out.append(self._multiply_add(*self._in_order(panel[j], other), acc[len(out)]))
         e.math.leave()
         return out
+
+    def _in_order(self, panel: ir.Value, other: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The operand with the lanes and the other one, as the op has them."""
+        return (panel, other) if self.r.swapped else (other, panel)
 
     def _fetching(self, rows: list[Index], lane: Index) -> Callable[[Number], None] | None:
         """What fetches something at a step of the reduction, for later; None if nothing does."""
@@ -267,13 +279,17 @@ class Products:
         e.math.enter()
         n, other = self.r.along_lanes, self.r.along_rows
         flags = st.unsigned(op)
-        out = []
+        out: Values = []
+        panel: Values = []
         for i, row in enumerate(rows):
-            for j, (lane, total) in enumerate(zip(lanes, acc[i * len(lanes) :])):
-                b = self._pairs(lanes, masks, j, elements) if self.unpacked else self._packed_words(row, lane)
-                self._set(row, Index(lane.base))
-                a = e.math.once(("word", row.base, self._word_at(other)), lambda b=b: self._spread(other, elements, b.type))
-                out.append(words.dot(total, (a, flags[other]), (b, flags[n])))
+            for j, lane in enumerate(lanes):
+                if i == 0:
+                    panel.append(self._pairs(lanes, masks, j, elements) if self.unpacked else self._packed_words(row, lane))
+                if j == 0 or self.r.lane_in_both:
+                    self._set(row, Index(lane.base))
+                    kind = panel[j].type
+                    a = e.math.once(("word", row.base, self._word_at(other)), lambda kind=kind: self._spread(other, elements, kind))
+                out.append(words.dot(acc[len(out)], (a, flags[other]), (panel[j], flags[n])))
         e.math.leave()
         return out
 
@@ -365,18 +381,19 @@ class Products:
 
     def _operands(self) -> tuple[ir.Value, ir.Value]:
         """One element or vector of each operand, in the dtype of the accumulator."""
+        return self._operand(0), self._operand(1)
+
+    def _operand(self, n: int) -> ir.Value:
+        """One element or vector of an operand, in the dtype of the accumulator."""
         e, op = self.e, self.op
         assert op is not None
         loops = self._loops(op)
+        point = tuple(self._address(x, loops) for x in st.maps(op)[n].results)
+        mask, e.mask = e.mask, e.mask if any(not i.uniform for i in point) else None
+        got = e.value(op.operands[n], point)
+        e.mask = mask
         kind = builders.element_type(op.results[0])
-        out = []
-        for v, m, unsigned in zip(op.operands, st.maps(op), st.unsigned(op)):
-            point = tuple(self._address(x, loops) for x in m.results)
-            mask, e.mask = e.mask, e.mask if any(not i.uniform for i in point) else None
-            got = e.value(v, point)
-            e.mask = mask
-            out.append(e.math.once(("wide", got), lambda got=got, unsigned=unsigned: _widen(got, kind, unsigned)))
-        return out[0], out[1]
+        return e.math.once(("wide", got), lambda: _widen(got, kind, st.unsigned(op)[n]))
 
     def _address(self, x: ir.AffineExpr, loops: list[Index]) -> Index:
         """A map result; `d floordiv n` and `d mod n` of the lane class stay linear where a block holds the lanes."""

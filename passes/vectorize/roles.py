@@ -10,13 +10,15 @@ from .kernel import KernelFunction
 
 @dataclass
 class Roles:
-    """Classes by role. `swapped`: the operand with the lanes is the first one, and not the second."""
+    """Classes by role. `swapped`: the operand with the lanes is the first one, and not the second; `lane_in_both`: both have them, but only
+    the other one has the row."""
 
     lane: int | None
     row: int | None
     outer: list[int]
     reductions: list[int]
     swapped: bool
+    lane_in_both: bool = False
 
     @property
     def along_lanes(self) -> int:
@@ -47,7 +49,7 @@ def roles(kernel: KernelFunction) -> Roles:
     outer = [classes[d] for d in order if d not in (lane, row)]
     reductions = [classes[i] for i, it in enumerate(st.iterators(op)) if it == "reduction" and classes[i] is not None]
     return Roles(
-        None if lane is None else classes[lane], None if row is None else classes[row], outer, reductions, swapped  # type: ignore[arg-type]
+        None if lane is None else classes[lane], None if row is None else classes[row], outer, reductions, swapped, lane in a  # type: ignore[arg-type]
     )
 
 

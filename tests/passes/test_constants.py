@@ -48,6 +48,24 @@ def test_a_gather_of_weights_that_is_read_transposed():
     )
 
 
+def test_a_gather_of_weights_that_is_read_by_columns():
+    reader = generic("%r", [("%x", S), ("%g", T)], S, maps=["i, j", "j, i", "i, j"], body="arith.addf")
+    program = function([("%x", S), ("%table", TABLE), ("%index", INDEX)], GATHER + reader, [("%r", S)])
+    check(
+        program.replace("{", "attributes {mlirc.weights = array<i64: 1, 2>} {", 1),
+        lay_out_constants,
+        """
+        CHECK: #[[PLAIN:.*]] = affine_map<(d0, d1) -> (d0, d1)>
+        CHECK: tensor.extract
+        CHECK: %[[C:.*]] = linalg.generic
+        CHECK-SAME: outs({{.*}} : tensor<8x4xf32>)
+        CHECK: linalg.generic {indexing_maps = [#[[PLAIN]], #[[PLAIN]], #[[PLAIN]]]
+        CHECK-SAME: ins(%arg0, %[[C]] :
+        CHECK: arith.addf
+        """,
+    )
+
+
 @pytest.mark.parametrize("weights, view", [(": 1", True), ("", True), (": 1, 2", False)])
 def test_nothing_else_is_copied(weights, view):
     check(text(weights, view), lay_out_constants, "CHECK-COUNT-2: linalg.generic\nCHECK-NOT: linalg.generic")
