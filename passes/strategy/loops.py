@@ -76,6 +76,8 @@ class LoopStrategy:
     """Updates of a scatter from fetching one to adding it."""
     blocks_outside: bool = False
     """Rows that are gathered are walked once for each block of their elements, which stays in the second cache that way."""
+    strength_reduction: bool = True
+    """Whether LLVM looks for the best way to compute addresses, which it takes a sixth of the compile time for where there are many."""
     why: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     """A reason for each choice, for people."""
 
@@ -87,6 +89,9 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     unroll, why_unroll = _unroll(w, transposed)
     why = why_lanes(target) | {"unroll": why_unroll, "lane": "most accesses are contiguous along it"}
     plan = LoopStrategy(w.lanes, unroll, w.lane, [], [], w.inner, w.merged, kind=kernel.domain.kind, interleaved=w.interleaved, why=why)
+    if w.inner:
+        plan.strength_reduction = False
+        why["strength_reduction"] = "sums of rows hide an addition for an address; copies and single products do not"
     if shared := split(w, w.lanes * unroll):
         plan.serial = [c for c in w.rows if c != w.lane]
         plan.split, plan.chunks, plan.least, plan.grain = shared.along, shared.chunks, shared.least, grain(shared.work)
