@@ -4,6 +4,7 @@ They come inside the `torch-mlir` wheel and need no torch. Upstream passes are r
 """
 
 from torch_mlir import ir, rewrite
+from torch_mlir._mlir_libs import _mlir
 from torch_mlir.dialects import (
     affine,
     arith,
@@ -23,6 +24,9 @@ from torch_mlir.dialects.llvm import translate_module_to_llvmir
 from torch_mlir.passmanager import PassManager
 
 from . import linalg
+
+# Where the bindings look for the classes of a dialect when they first meet it: `linalg` and `mlirc` are ours.
+_mlir.globals.dialect_search_modules = [__package__, *_mlir.globals.dialect_search_modules]
 
 __all__ = [
     "PassManager",

@@ -109,9 +109,9 @@ class Products:
                 self._set(row, lane)
                 e.mask = masks[j]
                 if i == 0:
-                    panel.append(self._operand(self.r.along_lanes))
+                    panel.append(self._element_of(self.r.along_lanes))
                 if j == 0 or self.r.lane_in_both:
-                    other = self._operand(self.r.along_rows)
+                    other = self._element_of(self.r.along_rows)
                 e.mask = None
                 out.append(self._multiply_add(*self._in_order(panel[j], other), acc[len(out)]))
         e.math.leave()
@@ -381,9 +381,9 @@ class Products:
 
     def _operands(self) -> tuple[ir.Value, ir.Value]:
         """One element or vector of each operand, in the dtype of the accumulator."""
-        return self._operand(0), self._operand(1)
+        return self._element_of(0), self._element_of(1)
 
-    def _operand(self, n: int) -> ir.Value:
+    def _element_of(self, n: int) -> ir.Value:
         """One element or vector of an operand, in the dtype of the accumulator."""
         e, op = self.e, self.op
         assert op is not None
