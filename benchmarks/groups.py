@@ -79,7 +79,7 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
     from mlirc.frontend.backend import capture
     from mlirc.options import Options
 
-    module, args, kwargs = _case(model, dtype)
+    module, args, kwargs = case(model, dtype)
     found: list[Group] = []
 
     def compiler(gm: Any, inputs: Any, direction: str) -> Callable[[list[Any]], Any]:
@@ -116,7 +116,8 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
     return found
 
 
-def _case(model: str, dtype: Any) -> tuple[Any, Any, Any]:
+def case(model: str, dtype: Any) -> tuple[Any, Any, Any]:
+    """A model of `benchmarks.models` and its arguments, in a dtype."""
     from . import verdict
     from .models import build
 
@@ -441,7 +442,7 @@ def main(models: str, dtype: str, threads: int, backends: str, seconds: float, d
         for group in groups:
             try:
                 if group.timed and not in_model:
-                    in_model = kernel_ms(*_case(model, getattr(torch, DTYPES[dtype])), dynamic)
+                    in_model = kernel_ms(*case(model, getattr(torch, DTYPES[dtype])), dynamic)
                 row = measure(group, contestants, seconds, rates, in_model)
                 row.update(dtype=dtype, threads=threads)
             except Exception as error:  # one group's failure must not end the table

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 from torch._dynamo.backends.registry import register_backend
 
-from mlirc.benchmarks import contractions, demo, groups, limits, measure, models, nets, products, suite, training, verdict
+from mlirc.benchmarks import compiling, contractions, demo, groups, limits, measure, models, nets, products, suite, training, verdict
 from mlirc.benchmarks.in_model import kernel_ms
 from mlirc.tests import models as small
 
@@ -241,3 +241,20 @@ def test_groups_report(tiny, tmp_path):
     CliRunner().invoke(groups.main, command, catch_exceptions=False)
     result = CliRunner().invoke(groups.main, ["--report", str(out)], catch_exceptions=False)
     assert result.exit_code == 0 and "f32, 1 threads" in result.output and "of limit, weighted by time" in result.output
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_compile_time_of_kernels(tiny, train, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    command = ["--models", "tiny", "--dtypes", "f32", "--repeats", "1", "--above", "0", "--out", str(out)]
+    result = CliRunner().invoke(compiling.main, command + ["--train"] * train)
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert rows and all(r["name"] in result.output and r["instructions"] > r["lines"] / 4 and r["ms"] > 0 for r in rows)
+    assert f"tiny f32: {len(rows)} kernels" in result.output and f"{len(rows)} above 0 ms" in result.output
+
+
+def test_compile_time_of_what_is_not_there(tiny):
+    for command, text in ((["--models", "nothing"], "nothing"), (["--dtypes", "f8"], "dtypes: f32, bf16, f16, f64")):
+        result = CliRunner().invoke(compiling.main, command)
+        assert result.exit_code == 2 and text in result.output
