@@ -268,3 +268,17 @@ def test_few_output_channels_have_several_vectors_of_the_image_each(target, outp
 def test_it_is_written_on_the_kernel():
     filecheck(stages(elementwise(30, 70))["strategy"], 'CHECK: func.func @kernel\nCHECK-SAME: mlirc.strategy = "{{.*}}lanes=16{{.*}}kind=loops')
     filecheck(stages(product(30, 40, 70))["strategy"], "CHECK: mlirc.strategy = {{.*}}rows={{[0-9]+}}{{.*}}kind=contraction")
+
+
+@pytest.mark.parametrize("rows, k, ops, looped", [(64, 768, 4, True), (64, 40, 4, False), (64, 40, 13, True), (64, 768, 1, False), (1, 768, 4, False)])
+def test_epilogues_behind_long_sums_are_loops(rows: int, k: int, ops: int, looped: bool) -> None:
+    """The loop takes a third less to compile, and the sums hide that they go through memory."""
+    t = f"tensor<{rows}x64xf32>"
+    chain = "\n".join(f"%v{i} = arith.addf {f'%v{i - 1}' if i else '%a0'}, %a0 : f32" for i in range(ops))
+    body = matmul("%p", "%x", "%w", rows, k, 64) + generic("%r", [("%p", t)], t, body=f"{chain}\n%o = arith.negf %v{ops - 1} : f32")
+    s = strategy(kernel([("%x", f"tensor<{rows}x{k}xf32>"), ("%w", f"tensor<{k}x64xf32>")], body, [("%r", t)], [[64, 1]]))
+    assert isinstance(s, ContractionStrategy) and s.looped_epilogue == looped, s.why["looped_epilogue"]
+
+
+def test_llvm_searches_for_addresses_where_no_sum_hides_them():
+    assert strategy(elementwise(30, 70)).strength_reduction and not strategy(row_sums(30, 70)).strength_reduction
