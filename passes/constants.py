@@ -4,9 +4,9 @@
     %t = transpose %b                              ->       %c = generic copy (transpose %b)
     %y = generic %x + %t                                    %y = generic %x + %c
 
-Here the table and the index are weights: the position biases of a window attention. The copy becomes one kernel with the gather,
-which runs once and not in every call, and what every call reads lies in the order of its loops. Runs right before the fusion:
-to anyone else the copy is one too many.
+Here the table and the index are weights: the position biases of a window attention; the transposition is a view, or in the map by which
+the last op reads. The copy becomes one kernel with the gather, which runs once and not in every call, and what every call reads lies in
+the order of its loops. Runs right before the fusion: to anyone else the copy is one too many.
 """
 
 from __future__ import annotations
@@ -37,28 +37,30 @@ def lay_out_constants(function: ir.Operation) -> None:
     for op in ops:
         if op in constant or st.kind(op) not in ("elementwise", "reduction"):
             continue
-        for i, v in enumerate(op.operands):
-            if not st.is_tensor(v) or maker(v) not in apart:
+        for i, v in enumerate(st.inputs(op)):
+            if maker(v) not in apart:
                 continue
-            order = _order(op, i)
-            in_order = tuple(sorted(order))
-            if not _transposed(v) and order == in_order:
+            loops = _loops(op, i)
+            order = tuple(loops.index(d) for d in sorted(loops))
+            moved = order != tuple(range(len(order)))
+            if not moved and not _transposed(v):
                 continue
-            if (v, order) not in copies:
+            key = v, order if moved else ()
+            if key not in copies:
                 last = st.operation(v.owner)
                 with ir.InsertionPoint(_after(last)), last.location:
-                    copies[v, order] = copy(v, layouts) if order == in_order else reordered(v, [order.index(d) for d in in_order], layouts)
-            op.operands[i] = copies[v, order]
-            if order != in_order:
+                    copies[key] = reordered(v, order, layouts) if moved else copy(v, layouts)
+            op.operands[i] = copies[key]
+            if moved:
                 maps = st.maps(op)
-                maps[i] = builders.projection(maps[i].n_dims, in_order)
+                maps[i] = builders.projection(maps[i].n_dims, sorted(loops))
                 op.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps])
 
 
-def _order(op: ir.Operation, i: int) -> tuple[int, ...]:
+def _loops(op: ir.Operation, i: int) -> list[int]:
     """The loops along the dims of an operand; none where a dim has no loop of its own."""
     loops = st.map_dims(st.maps(op)[i])
-    return () if None in loops else tuple(loops)  # type: ignore[arg-type]
+    return [] if None in loops or len(set(loops)) < len(loops) else loops  # type: ignore[return-value]
 
 
 def find_constants(ops: list[ir.Operation], weights: set[ir.Value]) -> tuple[set[ir.Operation], set[ir.Operation]]:

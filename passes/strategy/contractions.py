@@ -254,7 +254,8 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, target: Target, s: Contract
     ops = _epilogue_ops(kernel)
     steps = product(r.reductions, kernel.domain.sizes) // (1 if s.words is None else st.word(kernel.domain.anchor))  # type: ignore[arg-type]
     most = SHORT_EPILOGUE if steps >= MANY_STEPS else LONG_EPILOGUE
-    s.why["looped_epilogue"] = f"about {ops} ops for an element of the result; above {most}, behind {steps} steps, one copy of them serves all rows"
+    behind = f"{steps} steps" if all(isinstance(kernel.domain.sizes[c], int) for c in r.reductions) else "steps whose number is a symbol"
+    s.why["looped_epilogue"] = f"about {ops} ops for an element of the result; above {most}, behind {behind}, one copy of them serves all rows"
     if s.dot is not None:
         return s
     row_tiles, turned = s.row_tiles, contiguous_rows(kernel, r)

@@ -79,6 +79,7 @@ def attention(n: int, d: torch.dtype) -> Iterator[Pair]:
     yield attend, [_r(d, 2, n, 5), _r(d, 2, n + 1, 5), _r(d, 2, n + 1, 5)]
     yield attend, [_r(d, 2, 3, 3, n), _r(d, 2, 3, 4, n), _r(d, 2, 3, 4, n)]
     yield lambda x, w: torch.einsum("bij,kj->bki", x, w), [_r(d, 2, 3, n), _r(d, 5, n)]
+    yield lambda x, w: torch.einsum("bikc,kc->bic", x, w).relu(), [_r(d, 2, 3, 5, n), _r(d, 5, n)]  # both operands have the lanes
 
 
 def convolutions(n: int, d: torch.dtype) -> Iterator[Pair]:

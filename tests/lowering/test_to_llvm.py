@@ -298,3 +298,25 @@ def test_what_has_no_lowering_is_named(op, kind, named):
         return
     with pytest.raises(CompileError, match=named):
         lower(text)
+
+
+AT = {
+    "subview": "%s = memref.subview %a[%i, %i][2, 2][1, 1] : memref<8x16xf32> to memref<2x2xf32, strided<[16, 1], offset: ?>>\n"
+    "memref.store %v, %s[%i, %i] : memref<2x2xf32, strided<[16, 1], offset: ?>>",
+    "two dimensions": "%x = vector.transfer_read %a[%i, %i], %v : memref<8x16xf32>, vector<4x16xf32>\n"
+    "vector.transfer_write %x, %a[%i, %i] : vector<4x16xf32>, memref<8x16xf32>",
+    "a column": "%x = vector.transfer_read %a[%i, %i], %v {permutation_map = affine_map<(d0, d1) -> (d0)>} : memref<8x16xf32>, vector<4xf32>\n"
+    "vector.transfer_write %x, %a[%i, %i] : vector<4xf32>, memref<8x16xf32>",
+    "a mask": "%m = vector.create_mask %i : vector<16xi1>\n%x = vector.load %a[%i, %i] : memref<8x16xf32>, vector<16xf32>\n"
+    "%s = vector.mask %m { vector.reduction <add>, %x : vector<16xf32> into f32 } : vector<16xi1> -> f32\n"
+    "memref.store %s, %a[%i, %i] : memref<8x16xf32>",
+}
+
+
+@pytest.mark.parametrize("body", AT.values(), ids=AT)
+def test_what_nobody_watches_is_lowered_as_what_is_watched(body):
+    """Passes that have nothing to do are left out then: ops at places that are not known become affine ones on the way."""
+    text = f"func.func @f(%a: memref<8x16xf32>, %i: index, %v: f32) {{\n{body}\nreturn\n}}"
+    with ir.Context(), ir.Location.unknown():
+        alone, watched = (lower_to_llvm_ir(ir.Module.parse(text), see) for see in (None, lambda name, module: None))
+    assert alone == watched

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -48,11 +50,18 @@ def test_a_gather_of_weights_that_is_read_transposed():
     )
 
 
+def read_by(readers: str, results: Sequence[tuple[str, str]], gather: str = GATHER, index: str = INDEX) -> str:
+    out = function([("%x", S), ("%table", TABLE), ("%index", index)], gather + readers, results)
+    return out.replace("{", "attributes {mlirc.weights = array<i64: 1, 2>} {", 1)
+
+
 def test_a_gather_of_weights_that_is_read_by_columns():
-    reader = generic("%r", [("%x", S), ("%g", T)], S, maps=["i, j", "j, i", "i, j"], body="arith.addf")
-    program = function([("%x", S), ("%table", TABLE), ("%index", INDEX)], GATHER + reader, [("%r", S)])
+    """By two ops, one of which has another loop outside."""
+    B = "tensor<2x8x4xf32>"
+    once = generic("%r", [("%x", S), ("%g", T)], S, maps=["i, j", "j, i", "i, j"], body="arith.addf")
+    again = generic("%q", [("%x", S), ("%g", T)], B, maps=["j, k", "k, j", "i, j, k"], body="arith.mulf")
     check(
-        program.replace("{", "attributes {mlirc.weights = array<i64: 1, 2>} {", 1),
+        read_by(once + again, [("%r", S), ("%q", B)]),
         lay_out_constants,
         """
         CHECK: #[[PLAIN:.*]] = affine_map<(d0, d1) -> (d0, d1)>
@@ -62,8 +71,25 @@ def test_a_gather_of_weights_that_is_read_by_columns():
         CHECK: linalg.generic {indexing_maps = [#[[PLAIN]], #[[PLAIN]], #[[PLAIN]]]
         CHECK-SAME: ins(%arg0, %[[C]] :
         CHECK: arith.addf
+        CHECK: linalg.generic
+        CHECK-SAME: ins(%arg0, %[[C]] :
+        CHECK: arith.mulf
         """,
     )
+
+
+def test_what_is_read_along_a_diagonal_stays():
+    cube, index = "tensor<4x8x8xf32>", "tensor<4x8x8xi64>"
+    gather = GATHER.replace("(i, j) -> (i, j)", "(i, j, k) -> (i, j, k)").replace(T, cube).replace(INDEX, index)
+    gather = gather.replace('["parallel", "parallel"]', '["parallel", "parallel", "parallel"]')
+    reader = generic("%r", [("%x", S), ("%g", cube)], S, maps=["i, j", "j, i, i", "i, j"], body="arith.addf")
+    check(read_by(reader, [("%r", S)], gather, index), lay_out_constants, "CHECK-COUNT-2: linalg.generic\nCHECK-NOT: linalg.generic")
+
+
+def test_what_is_written_over_stays():
+    """Its map is that of the result."""
+    writer = generic("%r", [("%x", S)], T, maps=["i, j", "j, i"], body="arith.negf").replace("outs(%er", "outs(%g")
+    check(read_by(writer, [("%r", T)]), lay_out_constants, "CHECK-COUNT-2: linalg.generic\nCHECK-NOT: linalg.generic")
 
 
 @pytest.mark.parametrize("weights, view", [(": 1", True), ("", True), (": 1, 2", False)])
