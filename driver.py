@@ -95,6 +95,7 @@ def compile_kernel(
         except ir.MLIRError as e:
             raise CompileError(f"the vectorizer built invalid IR: {e}", stage="vectorize") from None
         user.run_after("vector", vectors, see)
+        # Verified above, and by `run_after`: to do it behind each pass takes as long as the passes.
         pass_manager("symbol-dce,canonicalize,cse", verify=False).run(vectors.operation)
         tabulate_expressions(vectors, target)
         tabulate(vectors, target)

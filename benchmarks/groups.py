@@ -79,7 +79,9 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
     from mlirc.frontend.backend import capture
     from mlirc.options import Options
 
-    module, args, kwargs = case(model, dtype)
+    from .models import build_in
+
+    module, args, kwargs = build_in(model, dtype)
     found: list[Group] = []
 
     def compiler(gm: Any, inputs: Any, direction: str) -> Callable[[list[Any]], Any]:
@@ -114,15 +116,6 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
         # Anew: Dynamo does not compile a module that was made while it was compiling.
         group.graph = torch.fx.GraphModule(torch.nn.Module(), group.graph.graph)
     return found
-
-
-def case(model: str, dtype: Any) -> tuple[Any, Any, Any]:
-    """A model of `benchmarks.models` and its arguments, in a dtype."""
-    from . import verdict
-    from .models import build
-
-    module, args, kwargs = build(model)
-    return module.to(dtype), *verdict.cast((args, kwargs), dtype)
 
 
 @dataclass
@@ -426,6 +419,7 @@ def main(models: str, dtype: str, threads: int, backends: str, seconds: float, d
     from mlirc.lowering.codegen import own_process
 
     from .in_model import kernel_ms
+    from .models import build_in
     from .suite import DTYPES
 
     own_process()
@@ -442,7 +436,7 @@ def main(models: str, dtype: str, threads: int, backends: str, seconds: float, d
         for group in groups:
             try:
                 if group.timed and not in_model:
-                    in_model = kernel_ms(*case(model, getattr(torch, DTYPES[dtype])), dynamic)
+                    in_model = kernel_ms(*build_in(model, getattr(torch, DTYPES[dtype])), dynamic)
                 row = measure(group, contestants, seconds, rates, in_model)
                 row.update(dtype=dtype, threads=threads)
             except Exception as error:  # one group's failure must not end the table

@@ -129,3 +129,11 @@ def build(name: str, seed: int = 0) -> Case:
     torch.manual_seed(seed)
     module, args, kwargs = MODELS[base](*size)
     return redraw(module, args, kwargs), args, kwargs
+
+
+def build_in(name: str, dtype: torch.dtype) -> Case:
+    """The same with what is floating point in a dtype."""
+    from .verdict import cast
+
+    module, args, kwargs = build(name)
+    return module.to(dtype), *cast((args, kwargs), dtype)

@@ -130,17 +130,13 @@ def memory_case(model: str, dtype: str, threads: int, backend: str) -> list[dict
 
     from mlirc.frontend.report import listening
 
-    from . import verdict
     from .measure import peak_mb, reset_peak
-    from .models import build
+    from .models import build_in
 
     torch.set_num_threads(threads)
     torch._dynamo.config.allow_rnn = True
     row: dict[str, Any] = {"model": model, "dtype": dtype, "threads": threads, "backend": backend, "same": True}
-    module, args, kwargs = build(model)
-    kind = getattr(torch, DTYPES[dtype])
-    module = module.to(kind)
-    args, kwargs = verdict.cast((args, kwargs), kind)
+    module, args, kwargs = build_in(model, getattr(torch, DTYPES[dtype]))
     with torch.no_grad(), listening() as graphs:
         reset_peak()
         row["model_mb"] = peak_mb()

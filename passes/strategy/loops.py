@@ -77,7 +77,8 @@ class LoopStrategy:
     blocks_outside: bool = False
     """Rows that are gathered are walked once for each block of their elements, which stays in the second cache that way."""
     strength_reduction: bool = True
-    """Whether LLVM looks for the best way to compute addresses, which it takes a sixth of the compile time for where there are many."""
+    """Whether LLVM looks for the best way to compute addresses. LLVM takes 20 ms for a layer norm with it and 13 without. Without it, 60
+    kernels with sums of training steps take 0.99 of their time (0.91 to 1.07 above 1 us, on a Zen 4), copies up to 1.6 of it."""
     why: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     """A reason for each choice, for people."""
 

@@ -18,7 +18,7 @@ class Roles:
     outer: list[int]
     reductions: list[int]
     swapped: bool
-    lane_in_both: bool = False
+    lane_in_both: bool
 
     @property
     def along_lanes(self) -> int:

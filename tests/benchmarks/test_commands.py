@@ -250,7 +250,7 @@ def test_compile_time_of_kernels(tiny, train, tmp_path):
     result = CliRunner().invoke(compiling.main, command + ["--train"] * train)
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert rows and all(r["name"] in result.output and r["instructions"] > r["lines"] / 4 and r["ms"] > 0 for r in rows)
+    assert rows and all(r["name"] in result.output and r["bytes"] > 0 and r["ms"] > 0 for r in rows)
     assert f"tiny f32: {len(rows)} kernels" in result.output and f"{len(rows)} above 0 ms" in result.output
 
 
