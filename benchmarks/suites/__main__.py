@@ -31,6 +31,7 @@ _builders = click.option("--builders", metavar="FILE.py[:NAME]", help="Take the 
 @click.argument("cases", nargs=-1, metavar="[SUITE[:MODEL,...]]...")
 @click.option("--dtypes", default="f32", show_default=True, help="Comma-separated, of f32, bf16, f16, f64.")
 @click.option("--backends", default="mlirc,inductor", show_default=True, help="Each is timed in turns with eager. Also inductor-freeze, mlirc-dynamic (sizes of arguments are symbols), ...")
+@click.option("--train", is_flag=True, help="Steps of training: forward, a loss, backward. Not for frozen weights.")
 @click.option("--threads", default=1, show_default=True, help="Threads of each case.")
 @click.option("--seconds", default=3.0, show_default=True, help="Seconds of timing for each contestant.")
 @click.option("--check", is_flag=True, help="Only check results: no timing.")
@@ -45,6 +46,7 @@ def run(
     cases: tuple[str, ...],
     dtypes: str,
     backends: str,
+    train: bool,
     threads: int,
     seconds: float,
     check: bool,
@@ -58,8 +60,10 @@ def run(
 ) -> None:
     """Run suites, or models of them; all by default. Continues where the rows in --out end."""
     suites = _load(builders)
+    if train and (frozen := {"inductor-freeze", "inductor-autotune"} & set(backends.split(","))):
+        raise click.UsageError(f"--train is for backends that can train, not for {', '.join(sorted(frozen))}: inductor without freezing can")
     wanted = [
-        Case(suite, model, dtype, threads, backend)
+        Case(suite, model, dtype, threads, backend, train)
         for suite, model in _models(suites, cases)
         for dtype in _dtypes(dtypes)
         for backend in backends.split(",")
@@ -164,7 +168,7 @@ def _dtypes(text: str) -> list[str]:
 
 
 def _line(row: Row) -> Text:
-    text = Text(f"{row['suite']}:{row['model']} ".ljust(52) + f"{row['dtype']:4} {row['backend']:10} ")
+    text = Text(f"{row['suite']}:{row['model']} ".ljust(52) + f"{row['dtype']:4} {row['backend']:10} " + "training " * row.get("train", False))
     text.append(row["outcome"].ljust(8), style=COLOURS[row["outcome"]])
     if "error" in row:
         text.append(f"error {row['error']:.0e} ")
@@ -190,7 +194,7 @@ def _summary(rows: list[Row]) -> Table:
     for g in groups(rows):
         others = ", ".join(f"{n} {o}" for o, n in Counter(r["outcome"] for r in g.rows).items() if o != "right")
         speedup = f"{g.speedup:.2f}x" if g.speedup else ""
-        table.add_row(g.suite, g.dtype, g.backend, f"{g.right}/{g.counted}", f"{g.rate:.1%}", speedup, others)
+        table.add_row(g.suite, g.kind, g.backend, f"{g.right}/{g.counted}", f"{g.rate:.1%}", speedup, others)
     return table
 
 

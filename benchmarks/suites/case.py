@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import time
 import traceback
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..measure import peak_mb, reset_peak
+from ..suite import outputs
 from .rows import Case, Row
 
 RUNS = 3
@@ -22,14 +24,15 @@ SLOWEST = 8
 def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[str], None]) -> Row:
     """The row of one case. `stage` is told what comes next; `seconds` of timing for each of eager and the backend, 0 only checks.
 
-    The reference is a run in fp64, or in fp32 where the model cannot run in fp64 (grouped products of experts), or eager itself.
-    Memory is the peak of the resident set while the model runs in eager, while the backend compiles, and in the
+    What is run is a call of the model in eval mode, or a step of training (`benchmarks.training`), whose results are an output, the gradients
+    and the buffers. The reference is a run in fp64, or in fp32 where the model cannot run in fp64 (grouped products of experts), or eager
+    itself. Memory is the peak of the resident set while the model runs in eager, while the backend compiles, and in the
     backend's later calls.
     """
     import torch
     import torch._dynamo
 
-    from .. import verdict
+    from .. import training, verdict
     from ..suite import DTYPES, compiled
     from .catalog import load
 
@@ -38,30 +41,37 @@ def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[s
     row: Row = {**vars(case), **_about()}
     kind = getattr(torch, DTYPES[case.dtype])
 
-    with torch.no_grad():
+    work = training.step if case.train else outputs
+    with torch.set_grad_enabled(case.train):
         try:
             stage("building")
             start = time.perf_counter()
             torch.manual_seed(0)
             module, args, kwargs = load(builders)[case.suite][case.model]()
-            module.eval()
+            module = training.prepare(module) if case.train else module.eval()
             row["build_s"] = time.perf_counter() - start
             row["parameters"] = sum(p.numel() for p in module.parameters())
             stage("the reference")
-            fp64, row["reference"] = _reference(module, args, kwargs, kind)
+            fp64, row["reference"] = _reference(module, args, kwargs, kind, work)
             module = module.to(kind)
             args, kwargs = verdict.cast((args, kwargs), kind)
+            # Steps move the statistics of batch norms: each contestant has its own.
+            own = copy.deepcopy(module) if case.train else module
             stage("eager")
             reset_peak()
-            eager = verdict.tensors(_seeded(module, args, kwargs))
+            eager = _seeded(lambda: work(module, module, args, kwargs))
             row["eager_peak_mb"] = peak_mb()
         except Exception as error:
             _raise_if_out_of_memory(error)
             return {**row, "outcome": "unbuilt", "detail": _text(error), "trace": traceback.format_exc()}
         stage("compiling")
-        function = compiled(module, case.backend)
+        function = compiled(own, case.backend)
+
+        def call() -> list[torch.Tensor]:
+            return work(own, function, args, kwargs)
+
         try:
-            got = verdict.tensors(_first_call(function, args, kwargs, case.backend, row))
+            got = _first_call(call, case.backend, row)
         except Exception as error:
             _raise_if_out_of_memory(error)
             return {**row, "outcome": "error", "detail": _text(error), "trace": traceback.format_exc()}
@@ -73,13 +83,13 @@ def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[s
         del eager, got, fp64
         stage("running")
         reset_peak()
-        function(*args, **kwargs)
+        call()
         row["peak_mb"] = peak_mb()
         if case.backend.startswith("mlirc"):
-            _attribute(lambda: function(*args, **kwargs), row)
+            _attribute(call, row)
         if seconds > 0:
             stage("timing")
-            _time(lambda: module(*args, **kwargs), lambda: function(*args, **kwargs), seconds, row)
+            _time(lambda: work(module, module, args, kwargs), call, seconds, row)
     return row
 
 
@@ -89,16 +99,18 @@ def _raise_if_out_of_memory(error: Exception) -> None:
         raise MemoryError(str(error)) from error
 
 
-def _seeded(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _seeded(call: Callable[[], Any]) -> Any:
     """A call with the random state of every other such call: some models draw numbers even in eval mode."""
     import torch
 
     torch.manual_seed(1)
-    return function(*args, **kwargs)
+    return call()
 
 
-def _reference(module: Any, args: tuple, kwargs: dict[str, Any], kind: Any) -> tuple[list[Any] | None, str]:
-    """Outputs of higher precision and the name of it: fp64, or fp32 where ops of the model have no fp64 and `kind` is lower."""
+def _reference(
+    module: Any, args: tuple, kwargs: dict[str, Any], kind: Any, work: Callable[..., list[Any]] = outputs
+) -> tuple[list[Any] | None, str]:
+    """Results of higher precision and the name of it: fp64, or fp32 where ops of the model have no fp64 and `kind` is lower."""
     import torch
 
     from .. import verdict
@@ -106,9 +118,10 @@ def _reference(module: Any, args: tuple, kwargs: dict[str, Any], kind: Any) -> t
     for precision in (torch.float64, torch.float32):
         if precision.itemsize <= kind.itemsize:
             break
-        torch.manual_seed(1)
         try:
-            return verdict.reference(module, args, kwargs, precision), str(precision).removeprefix("torch.")
+            own = copy.deepcopy(module).to(precision)
+            results = _seeded(lambda own=own, given=verdict.cast((args, kwargs), precision): work(own, own, *given))
+            return [x.double() if x.is_floating_point() else x for x in results], str(precision).removeprefix("torch.")
         except (RuntimeError, TypeError, ValueError) as error:
             _raise_if_out_of_memory(error)
         finally:
@@ -116,8 +129,8 @@ def _reference(module: Any, args: tuple, kwargs: dict[str, Any], kind: Any) -> t
     return None, "eager"
 
 
-def _first_call(function: Any, args: tuple, kwargs: dict[str, Any], backend: str, row: Row) -> Any:
-    """The output of the call that compiles; fills in what that took. Raises what the compiler raises."""
+def _first_call(call: Callable[[], Any], backend: str, row: Row) -> Any:
+    """The results of the call that compiles; fills in what that took. Raises what the compiler raises."""
     from torch._dynamo.utils import counters
 
     from ...frontend.report import listening
@@ -127,7 +140,7 @@ def _first_call(function: Any, args: tuple, kwargs: dict[str, Any], backend: str
     with warnings.catch_warnings(record=True) as caught, listening() as graphs:
         warnings.simplefilter("always")
         start = time.perf_counter()
-        output = _seeded(function, args, kwargs)
+        output = _seeded(call)
         row["compile_s"] = time.perf_counter() - start
     row["compile_peak_mb"] = peak_mb()
     row["graphs"] = counters["stats"]["unique_graphs"]
@@ -196,7 +209,11 @@ def _difference(eager: list[Any], got: list[Any]) -> str:
             return f"output {number} has the shape {list(b.shape)} instead of {list(a.shape)}"
         if a.dtype != b.dtype:
             return f"output {number} is {b.dtype} instead of {a.dtype}"
-    return "values differ"
+    from .. import verdict
+
+    errors = [verdict.relative_error([a], [b]) for a, b in zip(eager, got)]
+    worst = max(range(len(errors)), key=errors.__getitem__, default=0)
+    return f"values differ, most in output {worst} of {len(errors)}: by {max(errors, default=0.0):.0e} of its largest"
 
 
 def _text(error: Exception) -> str:

@@ -36,13 +36,14 @@ class Chart:
 
 
 def render(rows: Sequence[Row]) -> str:
-    """The page. Rows of several suites, dtypes and backends may be mixed; each (dtype, threads) has charts of its own."""
+    """The page. Rows of several suites, dtypes and backends may be mixed, of calls and of training; each of these has charts of its own."""
     import jinja2
     import markupsafe
 
     folder = Path(__file__).parent
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters["svg"] = markupsafe.Markup  # the charts escape what they show
+    environment.filters["kind"] = _kind
     template = environment.from_string((folder / "report.html").read_text())
     every = groups(rows)
     return template.render(
@@ -70,6 +71,11 @@ def _unique(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
+def _kind(row: Row) -> str:
+    """What it was measured in: the dtype, and training where it was that."""
+    return row["dtype"] + ", training" * row.get("train", False)
+
+
 def _rival(every: Sequence[Group]) -> tuple[str, str | None]:
     """The backend that the charts are about (mlirc where it is there), and the one that it is compared with."""
     names = [b for b in _unique(g.backend for g in every) if b != "eager"] or ["eager"]
@@ -82,21 +88,21 @@ def _tiles(every: Sequence[Group]) -> list[dict[str, str]]:
     """The headline numbers of the main backend, per dtype."""
     main, _ = _rival(every)
     tiles = []
-    for dtype in _unique(g.dtype for g in every):
-        mine = [g for g in every if g.backend == main and g.dtype == dtype]
+    for kind in _unique(g.kind for g in every):
+        mine = [g for g in every if g.backend == main and g.kind == kind]
         right, counted = sum(g.right for g in mine), sum(g.counted for g in mine)
         if counted:
-            tiles.append({"label": f"{dtype}: right", "value": f"{right / counted:.1%}", "note": f"{right} of {counted} models"})
+            tiles.append({"label": f"{kind}: right", "value": f"{right / counted:.1%}", "note": f"{right} of {counted} models"})
         timed = [r for g in mine for r in g.rows if r["outcome"] == "right" and "speedup" in r]
         mean = geometric_mean(r["speedup"] for r in timed)
         if mean:
             slower = sum(r["speedup"] < 1 for r in timed)
-            tiles.append({"label": f"{dtype}: speed", "value": charts.ratio(mean), "note": f"of eager, geometric mean; {slower} slower"})
+            tiles.append({"label": f"{kind}: speed", "value": charts.ratio(mean), "note": f"of eager, geometric mean; {slower} slower"})
     return tiles
 
 
 def _tip(row: Row) -> str:
-    parts = [f"{row['model']}, {row['dtype']}, {row['backend']}: {OUTCOMES[row['outcome']]}"]
+    parts = [f"{row['model']}, {_kind(row)}, {row['backend']}: {OUTCOMES[row['outcome']]}"]
     if "speedup" in row:
         parts.append(f"{row['ms']:.2f} ms, eager {row['eager_ms']:.2f} ms: {charts.ratio(row['speedup'])}")
     if "compile_s" in row:
@@ -118,7 +124,7 @@ def _speedups(every: Sequence[Group]) -> list[Chart]:
             continue
         theirs: dict[str, Row] = {}
         for other in every:
-            if (other.suite, other.dtype, other.threads, other.backend) == (group.suite, group.dtype, group.threads, rival):
+            if (other.suite, other.kind, other.threads, other.backend) == (group.suite, group.kind, group.threads, rival):
                 theirs = {r["model"]: r for r in other.rows if "speedup" in r and r["outcome"] == "right"}
         bars = []
         for row in sorted(timed, key=lambda r: -r["speedup"]):
@@ -131,7 +137,7 @@ def _speedups(every: Sequence[Group]) -> list[Chart]:
         if common:
             against = geometric_mean(r["speedup"] / theirs[r["model"]]["speedup"] for r in common)
             note += f", {charts.ratio(against or 1)} of {rival} (dots) where both are right"
-        heading = f"{TITLES.get(group.suite, group.suite)}, {group.dtype}"
+        heading = f"{TITLES.get(group.suite, group.suite)}, {group.kind}"
         made.append(Chart(heading, note, charts.speedups(bars, f"Speed over eager: {heading}")))
     return made
 
@@ -145,7 +151,7 @@ def _strips(every: Sequence[Group]) -> list[Chart]:
             if g.backend == "eager":
                 continue
             dots = [Dot(v, _tip(r), "main" if g.backend == main else "other") for r in g.rows if (v := value(r))]
-            lines.append(Strip(f"{TITLES.get(g.suite, g.suite)}, {g.dtype}, {g.backend}", dots))
+            lines.append(Strip(f"{TITLES.get(g.suite, g.suite)}, {g.kind}, {g.backend}", dots))
         return Chart(heading, note, charts.strips(lines, unit, heading, emphasis)) if any(s.dots for s in lines) else None
 
     def memory(row: Row) -> float | None:
@@ -176,7 +182,7 @@ def _aten(rows: Sequence[Row]) -> dict[str, Any]:
         for (op, reason), found in ops.items()
     ]
     with_share = sorted((r for r in rows if r.get("aten_share", 0) > 0.005), key=lambda r: -r["aten_share"])[:OPS]
-    bars = [Bar(f"{r['model']} {r['dtype']}", r["aten_share"], "share", _tip(r)) for r in with_share]
+    bars = [Bar(f"{r['model']} {_kind(r)}", r["aten_share"], "share", _tip(r)) for r in with_share]
     return {
         "ops": sorted(table, key=lambda e: -e["models"] * e["mean"])[:OPS],
         "bars": charts.lengths(bars, 1.0, _percent, "Share of run time left to ATen") if bars else "",
@@ -189,10 +195,10 @@ def _kernels(rows: Sequence[Row]) -> str:
     found.sort(key=lambda pair: -pair[0]["ms"])
     bars = [
         Bar(
-            f"{r['model']} {r['dtype']} {k['kernel']}",
+            f"{r['model']} {_kind(r)} {k['kernel']}",
             k["ms"],
             "share",
-            f"{r['model']}, {r['dtype']}\n{k['kernel']}: {k['ms']:.2f} ms of a call, {k['share']:.1%} of it",
+            f"{r['model']}, {_kind(r)}\n{k['kernel']}: {k['ms']:.2f} ms of a call, {k['share']:.1%} of it",
         )
         for k, r in found[:KERNELS]
     ]

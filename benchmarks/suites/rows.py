@@ -23,13 +23,15 @@ class Case:
     dtype: str
     threads: int
     backend: str
+    train: bool = False
+    """Steps of training (forward, a loss, backward), not calls."""
 
     @classmethod
     def of(cls, row: Row) -> Case:
-        return cls(row["suite"], row["model"], row["dtype"], row["threads"], row["backend"])
+        return cls(row["suite"], row["model"], row["dtype"], row["threads"], row["backend"], row.get("train", False))
 
     def __str__(self) -> str:
-        return f"{self.suite}:{self.model} {self.dtype} {self.backend}"
+        return f"{self.suite}:{self.model} {self.dtype} {self.backend}" + " training" * self.train
 
 
 def append(path: Path, row: Row) -> None:

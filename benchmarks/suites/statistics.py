@@ -18,13 +18,19 @@ def geometric_mean(values: Iterable[float]) -> float | None:
 
 @dataclass
 class Group:
-    """The rows of one suite, dtype, number of threads and backend."""
+    """The rows of one suite, dtype, number of threads and backend, of calls or of steps of training."""
 
     suite: str
     dtype: str
     threads: int
     backend: str
+    train: bool
     rows: list[Row]
+
+    @property
+    def kind(self) -> str:
+        """The dtype, and that it is training where it is."""
+        return self.dtype + ", training" * self.train
 
     @property
     def counted(self) -> int:
@@ -48,8 +54,8 @@ class Group:
 
 def groups(rows: Iterable[Row]) -> list[Group]:
     """The rows in groups, in the order in which these first appear."""
-    found: dict[tuple[str, str, int, str], Group] = {}
+    found: dict[tuple[str, str, int, str, bool], Group] = {}
     for row in rows:
-        key = row["suite"], row["dtype"], row["threads"], row["backend"]
+        key = row["suite"], row["dtype"], row["threads"], row["backend"], row.get("train", False)
         found.setdefault(key, Group(*key, [])).rows.append(row)
     return list(found.values())

@@ -46,7 +46,13 @@ def asleep():
     import time
     time.sleep(1000)
 
-SUITES = {"tiny": {"mlp": mlp, "hungry": hungry, "broken": broken, "asleep": asleep}}
+def normed():
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.5)), (torch.randn(3, 8),), {}
+
+def frozen():
+    return torch.nn.Sequential(torch.nn.Flatten()), (torch.randn(3, 8),), {}
+
+SUITES = {"tiny": {"mlp": mlp, "hungry": hungry, "broken": broken, "asleep": asleep, "normed": normed, "frozen": frozen}}
 """
 
 
@@ -92,6 +98,7 @@ def test_unknown_cases_are_refused(builders):
         (["--builders", builders + ":NOTHING"], "no dict NOTHING"),
         (["--builders", "no_such_file.py"], "no file no_such_file.py"),
         (["--dtypes", "f31", "timm"], "unknown f31"),
+        (["--train", "--backends", "mlirc,inductor-freeze", "timm"], "not for inductor-freeze"),
     ):
         result = runner.invoke(command.main, ["run", *arguments])
         assert result.exit_code == 2 and text in result.output, (arguments, result.output)
@@ -99,7 +106,7 @@ def test_unknown_cases_are_refused(builders):
 
 def test_builders_of_a_file(builders):
     assert list(load(builders)) == list(load(builders + ":SUITES")) == ["tiny"]
-    assert CliRunner().invoke(command.main, ["list", "--builders", builders]).output.splitlines()[0] == "tiny: 4 models, 0 that cannot be built"
+    assert CliRunner().invoke(command.main, ["list", "--builders", builders]).output.splitlines()[0] == "tiny: 6 models, 0 that cannot be built"
 
 
 def test_run_writes_a_row_and_continues(builders, tmp_path, monkeypatch):
@@ -125,6 +132,30 @@ def test_run_writes_a_row_and_continues(builders, tmp_path, monkeypatch):
     assert "mlp" in page.read_text()
 
 
+def test_steps_of_training_are_rows_of_their_own(builders, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    arguments = ["run", "tiny:normed", "--backends", "mlirc", "--seconds", "0.01", "--warm", "--out", str(out), "--builders", builders]
+    for flags in ([], ["--train"]):
+        result = CliRunner().invoke(command.main, [*arguments, *flags])
+        assert result.exit_code == 0, result.output
+    called, trained = read([out])
+    assert not called["train"] and trained["train"] and trained["outcome"] == "right" and trained["reference"] == "float64"
+    assert trained["graphs"] == 1 and trained["kernels"] > called["kernels"] and trained["ms"] > 0
+    assert [g.kind for g in groups([called, trained])] == ["f32", "f32, training"]
+    assert "f32, training" in render([called, trained])
+
+
+def test_what_training_gets_wrong_is_named(builders, monkeypatch):
+    from mlirc.benchmarks.suites import case
+
+    def compiled(module, backend):
+        return torch.compile(lambda x: module(x) + 0.1 * module[0].bias.sum(), backend="mlirc")
+
+    monkeypatch.setattr("mlirc.benchmarks.suite.compiled", compiled)
+    row = case.measure(Case("tiny", "mlp", "f32", 1, "mlirc", True), builders, 0, lambda stage: None)
+    assert row["outcome"] == "wrong" and "values differ, most in output" in row["detail"]
+
+
 @pytest.mark.parametrize("backend", ["mlirc", "aot_eager"])
 def test_a_contestant_for_any_sizes(backend):
     counters.clear()
@@ -140,11 +171,12 @@ def test_a_contestant_for_any_sizes(backend):
         ("hungry", Settings(memory=12), "memory", "more than 12 GiB at: the reference"),
         ("asleep", Settings(timeout=1), "time", "more than 1 s"),
         ("broken", Settings(), "unbuilt", "ValueError: no such <model>"),
+        ("frozen", Settings(), "unbuilt", "it cannot be trained"),
     ],
 )
 def test_what_goes_wrong_becomes_a_row(builders, model, settings, outcome, detail):
     settings = Settings(builders, 0, settings.timeout, settings.memory, cold=False)
-    row = run_case(Case("tiny", model, "f32", 1, "eager"), settings)
+    row = run_case(Case("tiny", model, "f32", 1, "eager", model == "frozen"), settings)
     assert row["outcome"] == outcome and detail in row["detail"], row
     json.dumps(row)
 
