@@ -119,8 +119,8 @@ def _reference(
         if precision.itemsize <= kind.itemsize:
             break
         try:
-            own = copy.deepcopy(module).to(precision)
-            results = _seeded(lambda own=own, given=verdict.cast((args, kwargs), precision): work(own, own, *given))
+            own, given = copy.deepcopy(module).to(precision), verdict.cast((args, kwargs), precision)
+            results = _seeded(lambda own=own, given=given: work(own, own, *given))
             return [x.double() if x.is_floating_point() else x for x in results], str(precision).removeprefix("torch.")
         except (RuntimeError, TypeError, ValueError) as error:
             _raise_if_out_of_memory(error)
