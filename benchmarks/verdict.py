@@ -54,11 +54,12 @@ def same(eager: list[torch.Tensor], got: list[torch.Tensor], fp64: list[torch.Te
     )
 
 
-def relative_error(eager: list[torch.Tensor], got: list[torch.Tensor]) -> float:
-    """The largest difference of any output, over that output's largest magnitude."""
+def relative_error(eager: list[torch.Tensor], got: list[torch.Tensor], noise: float = 0.0) -> float:
+    """The largest difference of any output, over that output's largest magnitude; this is at least `noise` of the largest of all."""
+    least = noise * max((a.detach().double().abs().max().item() for a in eager if a.numel()), default=0.0)
     errors = [0.0]
     for a, b in zip(eager, got):
         if a.numel() and a.shape == b.shape:
             a, b = a.detach().double(), b.detach().double()
-            errors.append(((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item())
+            errors.append(((a - b).abs().max() / a.abs().max().clamp_min(max(least, 1e-30))).item())
     return max(errors)

@@ -24,13 +24,14 @@ from .chained import CHAIN, RESHAPES, ChainFunction, unshaped
 from .layouts import pitch_of, set_pitches
 from .outline import SYMBOL, Kernel, called, kernel_number
 from .overwrite import OVERWRITES
-from .strategy import select_strategy
+from .strategy import Strategy, select_strategy
 from .strategy.chains import chain as choose
-from .strategy.chains import pitch, stays_in_cache, too_few_chunks
+from .strategy.chains import pitch, reads_in_common, stays_in_cache, too_few_chunks
 from .strategy.trial import worth_trying
 
 if TYPE_CHECKING:
     from ..lowering.target import Target
+    from .vectorize.kernel import KernelFunction
 
 PASS_NAME = "mlirc-chain"
 UNCHAINED = "mlirc.unchained"
@@ -43,6 +44,9 @@ WRITES = ("mlirc.in_place", "mlirc.write", OVERWRITES)
 def chain(function: ir.Operation, kernels: list[Kernel], target: Target) -> list[Kernel]:
     """Replace calls of `kernels` in an outlined graph; returns those that are called then."""
     return _Chain(function, kernels, target).run()
+
+
+Key = tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]
 
 
 @dataclass
@@ -81,11 +85,16 @@ class _Chain:
         self.block = function.regions[0].blocks[0]
         self.kernels = list(kernels)
         self.target = target
-        self.known: dict[tuple[object, ...], tuple[bool, str]] = {}
-        """Verdicts, by kernels and how they are tied."""
+        self.known: dict[Key, tuple[bool, str]] = {}
+        """Verdicts."""
+        self.strategies: dict[tuple[object, ...], Strategy] = {}
+        """By the numbers of kernels, and which of their operands and results are passed."""
+        self.modules: dict[tuple[int, bool], ir.Module] = {}
+        """Kernels, by number, with locations and without."""
         self.apart: dict[int, tuple[ir.Operation, str]] = {}
         """By their places in the block: calls after which nothing takes turns with them, and why."""
-        self.by_text: dict[str, int] = {}
+        self.numbers: dict[Key, int] = {}
+        """Of the kernels that are chains."""
         self.replaced: dict[ir.Value, ir.Value] = {}
         """Results of calls, and of the chains that they have become parts of."""
 
@@ -168,24 +177,37 @@ class _Chain:
             return None
         return _Link(calls, list(dict.fromkeys(operands)), passed, results)
 
-    def _verdict(self, link: _Link) -> tuple[bool, str]:
-        """Whether the calls can take turns, and why they do not; empty if they do."""
+    def _key(self, link: _Link) -> Key:
+        """What a chain does: its kernels, by their numbers, and how they are tied."""
         places = {v: n for n, v in enumerate((*link.operands, *(r for op in link.calls for r in op.results)))}
         tied = [tuple(places[v if v in places else unshaped(v)] for v in op.operands) for op in link.calls]
-        key = tuple(map(kernel_number, link.calls)), tuple(tied), tuple(places[r] for r in link.passed)
+        return tuple(map(kernel_number, link.calls)), tuple(tied), tuple(places[r] for r in link.passed)
+
+    def _verdict(self, link: _Link) -> tuple[bool, str]:
+        """Whether the calls can take turns, and why they do not; empty if they do."""
+        key = self._key(link)
         if key not in self.known:
-            text = self._text(link, [self.kernels[kernel_number(op)].text for op in link.calls], located=False)
-            self.known[key] = self._judged(text)
+            self.known[key] = self._judged(link)
         return self.known[key]
 
-    def _judged(self, text: str) -> tuple[bool, str]:
+    def _judged(self, link: _Link) -> tuple[bool, str]:
         try:
-            chained = ChainFunction(ir.Module.parse(text))
-            strategies = [select_strategy(part, self.target) for part in chained.parts]
+            chained = ChainFunction(self._module(link, located=False))
+            if heavy := reads_in_common(chained.parts, self.target):
+                return False, heavy
+            strategies = [self._strategy(part, link, n) for n, part in enumerate(chained.parts)]
         except CompileError as e:  # whoever compiles the kernels says so
             return False, e.reason
         chosen = choose(chained.parts, strategies, chained.passed, self.target)
         return (False, chosen) if isinstance(chosen, str) else (True, too_few_chunks(chosen))
+
+    def _strategy(self, part: KernelFunction, link: _Link, n: int) -> Strategy:
+        """Of part n of a chain: longer ones begin as shorter ones do."""
+        call = link.calls[n]
+        key = kernel_number(call), *(v in link.passed for v in (*call.operands, *call.results))
+        if key not in self.strategies:
+            self.strategies[key] = select_strategy(part, self.target)
+        return self.strategies[key]
 
     def _replace(self, link: _Link) -> list[ir.Operation]:
         """Put a call of the chain where its last call is; returns what is dead then, users first."""
@@ -214,27 +236,31 @@ class _Chain:
 
     def _kernel(self, link: _Link) -> int:
         """The number of the chain's kernel."""
-        members = [self.kernels[kernel_number(op)] for op in link.calls]
-        text = self._text(link, [k.text for k in members], located=False)
-        if text not in self.by_text:
-            self.by_text[text] = len(self.kernels)
+        key = self._key(link)
+        if key not in self.numbers:
+            self.numbers[key] = len(self.kernels)
+            members = [self.kernels[kernel_number(op)] for op in link.calls]
             base, number = members[0].name.split("_", 1)[0], 0
             words = list(dict.fromkeys(re.sub(r"^k\d+_", "", k.name) for k in members))
             while (name := f"{base}{chr(ord('a') + number)}_chain_{'_'.join(words)}") in {k.name for k in self.kernels}:
                 number += 1
             origins = [origin for k in members for origin in k.origins]
-            self.kernels.append(Kernel(name, text, self._text(link, [k.located or k.text for k in members], located=True), origins))
+            text, located = (
+                self._module(link, located).operation.get_asm(enable_debug_info=located, assume_verified=True) for located in (False, True)
+            )
+            self.kernels.append(Kernel(name, text, located, origins))
             kinds = [v.type for v in link.operands], [v.type for v in link.results]
             with ir.InsertionPoint(st.operation(self.function.parent).regions[0].blocks[0]), ir.Location.unknown():
                 func.FuncOp(name, ir.FunctionType.get(*kinds), visibility="private")
-        return self.by_text[text]
+        return self.numbers[key]
 
-    def _text(self, link: _Link, texts: Sequence[str], located: bool) -> str:
+    def _module(self, link: _Link, located: bool) -> ir.Module:
+        """What the kernel of a chain is, with the locations of its parts or without any."""
         with ir.Location.unknown():
             module = ir.Module.create()
             strides = []
-            parts = [ir.Module.parse(text) for text in texts]
-            for n, part in enumerate(parts):
+            for n, call in enumerate(link.calls):
+                part = self._parsed(kernel_number(call), located)
                 with ir.InsertionPoint(module.body):
                     copy = st.operation(st.operation(part.body.operations[0]).clone())
                 copy.attributes["sym_name"] = ir.StringAttr.get(f"part{n}")
@@ -262,7 +288,14 @@ class _Chain:
                     operands = [value(v) for v in call.operands]
                     inside.update(zip(call.results, func.CallOp([r.type for r in call.results], f"part{n}", operands).results))
                 func.ReturnOp([inside[r] for r in link.results])
-            return module.operation.get_asm(enable_debug_info=located)
+            return module
+
+    def _parsed(self, number: int, located: bool) -> ir.Module:
+        """The module of a kernel, which nobody changes."""
+        if (number, located) not in self.modules:
+            kernel = self.kernels[number]
+            self.modules[number, located] = ir.Module.parse(located and kernel.located or kernel.text)
+        return self.modules[number, located]
 
     def _spread_rows(self, part: ir.Operation, link: _Link, n: int) -> None:
         """Have the rows of what is passed begin with a line of the cache each, where nobody reads it reshaped."""

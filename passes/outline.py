@@ -88,9 +88,10 @@ class _Outline:
 
     def _replace(self, ops: list[ir.Operation]) -> ir.Operation:
         """The call of the kernel that these ops become."""
-        members, stored = with_views(ops)
-        members.sort(key=functools.cmp_to_key(lambda a, b: -1 if a != b and a.is_before_in_block(b) else int(a != b)))
-        body = _Body(self, members, stored)
+        with st.unchanging():
+            members, stored = with_views(ops)
+            members.sort(key=functools.cmp_to_key(lambda a, b: -1 if a != b and a.is_before_in_block(b) else int(a != b)))
+            body = _Body(self, members, stored)
         index = self._share(body, ops)
         with ir.InsertionPoint(ops[-1]), ir.Location.fused([o.location for o in ops]):
             self.layouts.sizes.forget()
@@ -318,11 +319,11 @@ class _Body:
 
     def text(self) -> str:
         """Without locations."""
-        return self.module.operation.get_asm()
+        return self.module.operation.get_asm(assume_verified=True)  # whoever parses it verifies it
 
     def located(self) -> str:
         """With the locations of all origins."""
-        return self.module.operation.get_asm(enable_debug_info=True)
+        return self.module.operation.get_asm(enable_debug_info=True, assume_verified=True)
 
     def add_origin(self, other: "_Body") -> None:
         """Fuse the locations of a body that has the same text into this one's."""

@@ -17,6 +17,9 @@ from .rows import Case, Row
 RUNS = 3
 """Calls over which the shares of kernels and of ATen are taken."""
 
+NOISE = 1e-6
+"""Of the largest number of all results of a step: gradients that are zero, but for rounding, are not what a row's `error` is about."""
+
 SLOWEST = 8
 """Kernels that a row keeps."""
 
@@ -76,14 +79,17 @@ def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[s
             _raise_if_out_of_memory(error)
             return {**row, "outcome": "error", "detail": _text(error), "trace": traceback.format_exc()}
         right = verdict.same(eager, got, fp64, kind)
-        row["error"] = verdict.relative_error(eager, got)
+        row["error"] = verdict.relative_error(eager, got, NOISE if case.train else 0.0)
         row["outcome"] = "right" if right else "wrong"
         if not right:
             row["detail"] = _difference(eager, got)
         del eager, got, fp64
         stage("running")
         reset_peak()
-        call()
+        try:
+            call()
+        except Exception as error:
+            return {**row, **_second(lambda: work(module, module, args, kwargs), error)}
         row["peak_mb"] = peak_mb()
         if case.backend.startswith("mlirc"):
             _attribute(call, row)
@@ -93,6 +99,17 @@ def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[s
     return row
 
 
+def _second(eager: Callable[[], Any], error: Exception) -> Row:
+    """What a row says where the second call raised `error`: it may be the model that cannot be called twice, such as one that keeps what it
+    computed for the next step."""
+    _raise_if_out_of_memory(error)
+    try:
+        eager()
+    except Exception as theirs:
+        return {"outcome": "unbuilt", "detail": f"a second call of the model in eager mode: {_text(theirs)}"}
+    return {"outcome": "error", "detail": f"a second call: {_text(error)}", "trace": "".join(traceback.format_exception(error))}
+
+
 def _raise_if_out_of_memory(error: Exception) -> None:
     """The parent tells by what the process dies of whether a limit was hit. torch's allocator raises a RuntimeError."""
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
@@ -100,10 +117,15 @@ def _raise_if_out_of_memory(error: Exception) -> None:
 
 
 def _seeded(call: Callable[[], Any]) -> Any:
-    """A call with the random state of every other such call: some models draw numbers even in eval mode."""
+    """A call with the random state of every other such call: some models draw numbers even in eval mode, of NumPy or Python."""
+    import random
+
+    import numpy
     import torch
 
     torch.manual_seed(1)
+    numpy.random.seed(1)
+    random.seed(1)
     return call()
 
 

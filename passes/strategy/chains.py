@@ -95,8 +95,8 @@ def chain(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passe
     whole, batch = batch, batches.batch
     nbytes = sum(_bytes(parts, p) for p in passed)
     room = target.caches.second // CHUNK_SHARE
-    if any(w > room for w in map(_weights, parts)):
-        return f"each chunk would read more than {room >> 10} KB that all have in common"
+    if heavy := reads_in_common(parts, target):
+        return heavy
     each, why = nbytes // batch, {"together": f"up to {room >> 10} KB between the kernels, an eighth of the second-level cache"}
     if each <= room:
         together = max((n for n in range(1, batch + 1) if batch % n == 0 and n * each <= room and batch // n >= LEAST_CHUNKS), default=1)
@@ -108,6 +108,12 @@ def chain(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passe
         return f"{each >> 10} KB between the kernels are more than {room >> 10}, and {blocks}"
     why["row_block"] = why.pop("together")
     return ChainStrategy(batch, rows, 1, blocks.row_block, list(blocks.strategies), blocks.spans, why=why)
+
+
+def reads_in_common(parts: Sequence[KernelFunction], target: Target) -> str:
+    """Why what all chunks would read is too much; empty if it is not. No strategies are needed for that."""
+    room = target.caches.second // CHUNK_SHARE
+    return f"each chunk would read more than {room >> 10} KB that all have in common" if any(w > room for w in map(_weights, parts)) else ""
 
 
 def stays_in_cache(nbytes: int, target: Target) -> str:

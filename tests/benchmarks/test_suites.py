@@ -25,6 +25,7 @@ from mlirc.benchmarks.suites.report import render
 from mlirc.benchmarks.suites.rows import Case, append, finished, read
 from mlirc.benchmarks.suites.run import Settings, run_case
 from mlirc.benchmarks.suites.statistics import groups
+from mlirc.benchmarks.verdict import relative_error
 from mlirc.benchmarks.vision import _suppress, prepare_torchvision
 
 BUILDERS = """
@@ -49,10 +50,18 @@ def asleep():
 def normed():
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.5)), (torch.randn(3, 8),), {}
 
+def keeping():
+    class Keeping(torch.nn.Linear):
+        kept = 0.0
+        def forward(self, x):
+            self.kept = super().forward(x) + self.kept
+            return self.kept
+    return Keeping(8, 4), (torch.randn(3, 8),), {}
+
 def frozen():
     return torch.nn.Sequential(torch.nn.Flatten()), (torch.randn(3, 8),), {}
 
-SUITES = {"tiny": {"mlp": mlp, "hungry": hungry, "broken": broken, "asleep": asleep, "normed": normed, "frozen": frozen}}
+SUITES = {"tiny": {"mlp": mlp, "hungry": hungry, "broken": broken, "asleep": asleep, "normed": normed, "frozen": frozen, "keeping": keeping}}
 """
 
 
@@ -106,7 +115,7 @@ def test_unknown_cases_are_refused(builders):
 
 def test_builders_of_a_file(builders):
     assert list(load(builders)) == list(load(builders + ":SUITES")) == ["tiny"]
-    assert CliRunner().invoke(command.main, ["list", "--builders", builders]).output.splitlines()[0] == "tiny: 6 models, 0 that cannot be built"
+    assert CliRunner().invoke(command.main, ["list", "--builders", builders]).output.splitlines()[0] == "tiny: 7 models, 0 that cannot be built"
 
 
 def test_run_writes_a_row_and_continues(builders, tmp_path, monkeypatch):
@@ -172,11 +181,12 @@ def test_a_contestant_for_any_sizes(backend):
         ("asleep", Settings(timeout=1), "time", "more than 1 s"),
         ("broken", Settings(), "unbuilt", "ValueError: no such <model>"),
         ("frozen", Settings(), "unbuilt", "it cannot be trained"),
+        ("keeping", Settings(), "unbuilt", "a second call of the model in eager mode: RuntimeError: Trying to backward"),
     ],
 )
 def test_what_goes_wrong_becomes_a_row(builders, model, settings, outcome, detail):
     settings = Settings(builders, 0, settings.timeout, settings.memory, cold=False)
-    row = run_case(Case("tiny", model, "f32", 1, "eager", model == "frozen"), settings)
+    row = run_case(Case("tiny", model, "f32", 1, "eager", model in ("frozen", "keeping")), settings)
     assert row["outcome"] == outcome and detail in row["detail"], row
     json.dumps(row)
 
@@ -294,6 +304,11 @@ def test_reference_is_of_the_highest_precision_there_is():
     (exact,), name = _reference(NoDoubles(), (x,), {}, torch.bfloat16)
     assert name == "float32" and torch.equal(exact, (x + 1).double())
     assert _reference(NoDoubles(), (x,), {}, torch.float32) == (None, "eager")
+
+
+def test_errors_of_what_is_zero_but_for_rounding():
+    eager, got = [torch.tensor([2.0]), torch.tensor([1e-9])], [torch.tensor([2.0]), torch.tensor([-1e-9])]
+    assert relative_error(eager, got) == pytest.approx(2.0) and relative_error(eager, got, 1e-6) == pytest.approx(1e-3)
 
 
 def test_non_maximum_suppression():
