@@ -50,13 +50,15 @@ def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[s
             stage("building")
             start = time.perf_counter()
             torch.manual_seed(0)
-            module, args, kwargs = load(builders)[case.suite][case.model]()
+            with torch.no_grad():
+                module, args, kwargs = load(builders)[case.suite][case.model]()
             module = training.prepare(module) if case.train else module.eval()
             row["build_s"] = time.perf_counter() - start
             row["parameters"] = sum(p.numel() for p in module.parameters())
             stage("the reference")
             fp64, row["reference"] = _reference(module, args, kwargs, kind, work)
-            module = module.to(kind)
+            with torch.no_grad():
+                module = module.to(kind)
             args, kwargs = verdict.cast((args, kwargs), kind)
             # Steps move the statistics of batch norms: each contestant has its own.
             own = copy.deepcopy(module) if case.train else module

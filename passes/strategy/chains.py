@@ -136,7 +136,7 @@ def _weights(kernel: KernelFunction) -> int:
     """Bytes of an operand of a product that is the same for all of the batch, if there is any; 0 for other kernels."""
     from ..vectorize.roles import roles
 
-    if kernel.domain.anchor is None:
+    if kernel.domain.kind not in ("contraction", "convolution"):
         return 0
     outer = [c for c in roles(kernel).outer if kernel.domain.sizes[c] != 1]
     reads = [a for a in kernel.accesses.items if a.op == kernel.domain.anchor and not a.store]

@@ -209,6 +209,20 @@ def test_what_is_read_elsewhere_is_stored(always: None) -> None:
     compare(f, heads(65), heads(65), heads(65))
 
 
+FOLLOWERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "scan": lambda x: x.cumsum(-1),
+    "scatter": lambda x: torch.zeros_like(x).index_add(1, torch.arange(x.shape[1]) % 7, x),
+    "concat": lambda x: torch.cat([x, x.flip(-1)], -1),
+}
+
+
+@pytest.mark.parametrize("follower", FOLLOWERS)
+def test_products_before_kernels_that_are_none(always: None, follower: str) -> None:
+    torch.manual_seed(0)
+    compare(lambda q, k: FOLLOWERS[follower](q @ k.transpose(-2, -1)), heads(65).float()[0], heads(65).float()[0])
+    assert not left_to_aten()
+
+
 def test_a_chain_that_reads_what_another_makes(always: None, outlined: list[Kernel]) -> None:
     torch.manual_seed(0)
     attend = F.scaled_dot_product_attention
