@@ -104,6 +104,7 @@ def _after(op: ir.Operation) -> ir.Operation:
     return block[block.index(st.operation(op)) + 1]
 
 
+@st.remembered
 def maker(value: ir.Value) -> ir.Operation | None:
     """The op that made a value, looking through views; None for arguments."""
     return st.owner(st.root(value))

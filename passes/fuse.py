@@ -423,21 +423,10 @@ def with_views(ops: list[ir.Operation]) -> tuple[list[ir.Operation], list[ir.Val
     """
     members = dict.fromkeys(ops)
     views: dict[ir.Operation, None] = {}
-
-    def collect(value: ir.Value) -> bool:
-        op = st.owner(value)
-        if op is None:
-            return False
-        if op in members:
-            return True
-        if st.kind(op) != "view" or not collect(op.operands[0]):
-            return False
-        views[op] = None
-        return True
-
     for op in ops:
         for v in st.tensors_read(op):
-            collect(v)
+            if maker(v) in members:
+                views.update(dict.fromkeys(reversed(_seen_through(v))))
     inside = set(members) | set(views)
     stored = []
     for op in ops:
@@ -445,6 +434,12 @@ def with_views(ops: list[ir.Operation]) -> tuple[list[ir.Operation], list[ir.Val
             if any(not _uses_stay(st.operation(u.owner), inside) for u in r.uses):
                 stored.append(r)
     return [*views, *ops], stored
+
+
+@st.remembered
+def _seen_through(value: ir.Value) -> list[ir.Operation]:
+    """The views that a value is seen through, the last one first."""
+    return list(st.views(value))
 
 
 def _uses_stay(user: ir.Operation, inside: set[ir.Operation]) -> bool:

@@ -14,6 +14,7 @@ from ..dialects import builders
 from ..dialects.mlir import ir
 
 Answer = TypeVar("Answer")
+Asked = TypeVar("Asked", ir.Operation, ir.Value)
 Content = TypeVar("Content", ir.Attribute, ir.AffineMap)
 
 VIEWS = frozenset(
@@ -39,7 +40,7 @@ _remembered = _Remembered()
 
 @contextmanager
 def unchanging() -> Iterator[None]:
-    """Within, what is asked of an op is remembered, for MLIR is slow to answer. Until then no op may change, nor go: a new one may
+    """Within, what is asked of an op or a value is remembered, for MLIR is slow to answer. Until then no op may change, nor go: a new one may
     get its address, and with it what is remembered about it."""
     outer, _remembered.facts = _remembered.facts, defaultdict(dict)
     try:
@@ -58,11 +59,11 @@ def one_context() -> Iterator[None]:
         _remembered.contents = outer
 
 
-def remembered(question: Callable[[ir.Operation], Answer]) -> Callable[[ir.Operation], Answer]:
-    """A function of an op whose answers, which nobody changes, are kept while the IR is `unchanging`."""
+def remembered(question: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
+    """A function of an op or a value whose answers, which nobody changes, are kept while the IR is `unchanging`."""
 
     @functools.wraps(question)
-    def ask(op: ir.Operation) -> Answer:
+    def ask(op: Asked) -> Answer:
         facts = _remembered.facts
         return question(op) if facts is None else _answer(facts, question, op)
 
