@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -15,7 +14,7 @@ from torch.autograd import forward_ad
 
 from ..errors import CompileError
 from ..runtime.program import Program
-from ..runtime.results import LARGE, LARGE_IN_TRAINING, ResultMemory, extent, most_kept
+from ..runtime.results import LARGE, LARGE_IN_TRAINING, ResultMemory, dispatch_modes, extent, most_kept, new_result
 from ..runtime.weights import WeightTable
 from .aten import laid_out
 from .backward_inputs import BackwardInputs
@@ -50,7 +49,10 @@ class Runner:
         self.tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
         self.sizes = [_size_reader(s, graph) for s in graph.symbols]
         keep = _kept_from(graph, report.direction)
-        self.outputs = [_output(o, graph, keep) for o in graph.outputs]
+        outputs = [_output(o, graph, keep) for o in graph.outputs]
+        self.makers = [make for make, _ in outputs]
+        self.written_to = [i for i, (_, fresh) in enumerate(outputs) if fresh]
+        self.all_written_to = len(self.written_to) == len(outputs)
         self.views = [(i, o.base, _view(o, graph)) for i, o in enumerate(graph.outputs) if o.kind in ("view", "same")]
         self.gaps = [(i, evaluator(o.gaps, graph.symbols)) for i, o in enumerate(graph.outputs) if o.gaps is not None]
         self.returned = graph.returned
@@ -72,16 +74,10 @@ class Runner:
         if self.constants or self.seeds:
             args.extend(self.constants)
             args.extend(draw_seeds(self.seeds).unbind() if self.seeds else ())
-        results: list[Any] = []
-        outputs = []
-        for make, fresh in self.outputs:
-            out = make(args, sizes)
-            results.append(out)
-            if fresh:
-                outputs.append(out)
+        results = [make(args, sizes) for make in self.makers]
         if not self.idle:
-            tensors = args if self.plain else self._pick(args)
-            self._run(tensors, outputs, sizes)
+            outputs = results if self.all_written_to else [results[i] for i in self.written_to]
+            self._run(args if self.plain else self._pick(args), outputs, sizes)
         for tensor, copy in moved:
             tensor.copy_(copy)
         for i, strides in self.gaps:
@@ -93,10 +89,10 @@ class Runner:
         return results
 
     def _run(self, tensors: list[torch.Tensor], outputs: list[torch.Tensor], sizes: Sequence[int]) -> None:
-        if outputs and isinstance(outputs[0], FakeTensor):
+        if dispatch_modes() and outputs and isinstance(outputs[0], FakeTensor):
             return  # a call about fake tensors: the outputs, fake as well, are all there is to it
-        inputs = list(map(_data_ptr, tensors))
-        results = list(map(_data_ptr, outputs))
+        inputs = [_data_ptr(t) for t in tensors]
+        results = [_data_ptr(t) for t in outputs]
         if self.written and not torch.is_inference_mode_enabled() and any(tensors[i].is_inference() for i in self.written):
             raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed: give the compiled graph a clone")
         if 0 in inputs or 0 in results:
@@ -188,17 +184,18 @@ def _output(spec: OutputSpec, graph: ImportedGraph, keep: int | None) -> tuple[C
     dtype = spec.tensor.dtype
     shape, strides = spec.tensor.shape, spec.tensor.strides
     if all(isinstance(s, int) for s in (*shape, *strides)):
+        shape, strides = tuple(shape), tuple(strides)
         if keep is not None and extent(shape, strides, dtype) >= keep:
             new = ResultMemory(keep).make
             return lambda args, sizes: new(shape, strides, dtype), True
-        return lambda args, sizes: torch.empty_strided(shape, strides, dtype=dtype, device=_CPU), True
+        return lambda args, sizes: new_result(shape, strides, dtype), True
     compute = evaluator([*shape, *strides], graph.symbols)
     n = len(shape)
-    new = ResultMemory(keep).make if keep is not None else functools.partial(torch.empty_strided, device=_CPU)
+    new = ResultMemory(keep).make if keep is not None else new_result
 
     def make(args: list[Any], sizes: Sequence[int]) -> torch.Tensor:
-        values = compute(sizes)
-        return new(values[:n], values[n:], dtype=dtype)
+        values = tuple(compute(sizes))
+        return new(values[:n], values[n:], dtype)
 
     return make, True
 

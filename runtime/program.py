@@ -193,7 +193,9 @@ class Program:
         is no memory for the intermediates, RuntimeError after `close`.
         """
         # This reference keeps the code in memory to the end of the call, whatever `close` does meanwhile.
-        library = self._checked(inputs, outputs, sizes)  # noqa: F841
+        library = self._library
+        if library is None or (len(inputs), len(outputs), len(sizes)) != self._counts:
+            self._checked(inputs, outputs, sizes)
         try:
             frame = self._frames.pop()
         except IndexError:
