@@ -110,7 +110,7 @@ def run_case(model: str, dtype: str, threads: int, backends: list[str], seconds:
             try:
                 call, got, row["compile_s"] = first_call(own, args, kwargs, backend, work)
                 row["same"] = verdict.same(expected, got, fp64, kind)
-                row["error"] = verdict.relative_error(expected, got)
+                row["error"] = verdict.relative_error(expected, got, training.least_magnitude(module, expected) if train else 0.0)
                 calls[backend] = (lambda own=own, call=call: work(own, call, args, kwargs)) if train else lambda call=call: call(*args, **kwargs)
             except Exception as error:  # one backend's failure must not hide the others
                 row["failure"] = f"{type(error).__name__}: {error}"

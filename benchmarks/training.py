@@ -11,6 +11,9 @@ from torch import nn
 
 from . import verdict
 
+NOISE = 1e-6
+"""Of the largest number in any gradient."""
+
 
 def prepare(module: nn.Module) -> nn.Module:
     """The module in training mode, with nothing dropped at random, so that steps can be compared."""
@@ -38,6 +41,19 @@ def step(module: nn.Module, call: Callable[..., Any], args: tuple, kwargs: dict[
     # What the output does not depend on has no gradient in eager mode, and one of zeros where the whole module is one graph.
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters() if p.requires_grad]
     return [output.detach(), *gradients, *(b.detach() for b in module.buffers() if b.is_floating_point())]
+
+
+def names(module: nn.Module) -> list[str]:
+    """What each result of a step is."""
+    gradients = [f"the gradient of {n}" for n, p in module.named_parameters() if p.requires_grad]
+    return ["the output", *gradients, *(f"the buffer {n}" for n, b in module.named_buffers() if b.is_floating_point())]
+
+
+def least_magnitude(module: nn.Module, results: list[torch.Tensor]) -> float:
+    """What errors of the `results` of a step are relative to at least: gradients that are zero but for rounding, as those of biases before
+    a batch norm, have none of their own."""
+    of = [r.detach() for n, r in zip(names(module), results) if n.startswith("the gradient of") and r.numel()]
+    return NOISE * max((torch.where(r.isfinite(), r.abs(), 0.0).max().item() for r in of), default=0.0)
 
 
 @functools.lru_cache

@@ -54,12 +54,25 @@ def same(eager: list[torch.Tensor], got: list[torch.Tensor], fp64: list[torch.Te
     )
 
 
-def relative_error(eager: list[torch.Tensor], got: list[torch.Tensor], noise: float = 0.0) -> float:
-    """The largest difference of any output, over that output's largest magnitude; this is at least `noise` of the largest of all."""
-    least = noise * max((a.detach().double().abs().max().item() for a in eager if a.numel()), default=0.0)
-    errors = [0.0]
+def relative_errors(eager: list[torch.Tensor], got: list[torch.Tensor], least: float = 0.0) -> list[float]:
+    """For each output its largest difference over its largest magnitude, of finite numbers, or `least` if that is more.
+
+    Infinite where a number is finite in one of the two only, or infinite with another sign; 0 where shapes differ.
+    """
+    errors = []
     for a, b in zip(eager, got):
-        if a.numel() and a.shape == b.shape:
-            a, b = a.detach().double(), b.detach().double()
-            errors.append(((a - b).abs().max() / a.abs().max().clamp_min(max(least, 1e-30))).item())
-    return max(errors)
+        if not a.numel() or a.shape != b.shape:
+            errors.append(0.0)
+            continue
+        a, b = a.detach().double(), b.detach().double()
+        equal = (a == b) | (a.isnan() & b.isnan())
+        finite = a.isfinite()
+        apart = torch.where(equal, 0.0, torch.where(finite & b.isfinite(), (a - b).abs(), torch.inf))
+        size = torch.where(finite, a.abs(), 0.0).max()
+        errors.append((apart.max() / size.clamp_min(max(least, 1e-30))).item())
+    return errors
+
+
+def relative_error(eager: list[torch.Tensor], got: list[torch.Tensor], least: float = 0.0) -> float:
+    """The largest of `relative_errors`."""
+    return max(relative_errors(eager, got, least), default=0.0)

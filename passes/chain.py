@@ -46,7 +46,8 @@ def chain(function: ir.Operation, kernels: list[Kernel], target: Target) -> list
     return _Chain(function, kernels, target).run()
 
 
-Key = tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]
+Key = tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[tuple[int, bool], ...]]
+"""The numbers of kernels, what each of them reads, and what they pass to one another, with `_spread` rows or as it was."""
 
 
 @dataclass
@@ -86,9 +87,9 @@ class _Chain:
         self.kernels = list(kernels)
         self.target = target
         self.known: dict[Key, tuple[bool, str]] = {}
-        """Verdicts."""
+        """Whether such a chain is possible, and why it is none."""
         self.strategies: dict[tuple[object, ...], Strategy] = {}
-        """By the numbers of kernels, and which of their operands and results are passed."""
+        """By the numbers of kernels, and which of their operands and results have `_spread` rows."""
         self.modules: dict[tuple[int, bool], ir.Module] = {}
         """Kernels, by number, with locations and without."""
         self.apart: dict[int, tuple[ir.Operation, str]] = {}
@@ -178,10 +179,10 @@ class _Chain:
         return _Link(calls, list(dict.fromkeys(operands)), passed, results)
 
     def _key(self, link: _Link) -> Key:
-        """What a chain does: its kernels, by their numbers, and how they are tied."""
+        """What a chain does: those with the same one are the same kernel, but for reshapes that leave all elements in their places."""
         places = {v: n for n, v in enumerate((*link.operands, *(r for op in link.calls for r in op.results)))}
         tied = [tuple(places[v if v in places else unshaped(v)] for v in op.operands) for op in link.calls]
-        return tuple(map(kernel_number, link.calls)), tuple(tied), tuple(places[r] for r in link.passed)
+        return tuple(map(kernel_number, link.calls)), tuple(tied), tuple((places[r], _spread(r) is not None) for r in link.passed)
 
     def _verdict(self, link: _Link) -> tuple[bool, str]:
         """Whether the calls can take turns, and why they do not; empty if they do."""
@@ -204,7 +205,7 @@ class _Chain:
     def _strategy(self, part: KernelFunction, link: _Link, n: int) -> Strategy:
         """Of part n of a chain: longer ones begin as shorter ones do."""
         call = link.calls[n]
-        key = kernel_number(call), *(v in link.passed for v in (*call.operands, *call.results))
+        key = kernel_number(call), *(v in link.passed and _spread(v) is not None for v in (*call.operands, *call.results))
         if key not in self.strategies:
             self.strategies[key] = select_strategy(part, self.target)
         return self.strategies[key]

@@ -17,9 +17,6 @@ from .rows import Case, Row
 RUNS = 3
 """Calls over which the shares of kernels and of ATen are taken."""
 
-NOISE = 1e-6
-"""Of the largest number of all results of a step: gradients that are zero, but for rounding, are not what a row's `error` is about."""
-
 SLOWEST = 8
 """Kernels that a row keeps."""
 
@@ -65,7 +62,7 @@ def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[s
             stage("eager")
             reset_peak()
             eager = _seeded(lambda: work(module, module, args, kwargs))
-            row["eager_peak_mb"] = peak_mb()
+            row["eager_peak_mb"] = peak_mb() - sum(t.nbytes for t in fp64 or ()) / 2**20
         except Exception as error:
             _raise_if_out_of_memory(error)
             return {**row, "outcome": "unbuilt", "detail": _text(error), "trace": traceback.format_exc()}
@@ -81,35 +78,43 @@ def measure(case: Case, builders: str | None, seconds: float, stage: Callable[[s
             _raise_if_out_of_memory(error)
             return {**row, "outcome": "error", "detail": _text(error), "trace": traceback.format_exc()}
         right = verdict.same(eager, got, fp64, kind)
-        row["error"] = verdict.relative_error(eager, got, NOISE if case.train else 0.0)
+        names = training.names(own) if case.train else [f"output {n}" for n in range(len(eager))]
+        least = training.least_magnitude(own, eager) if case.train else 0.0
+        row["error"] = verdict.relative_error(eager, got, least)
         row["outcome"] = "right" if right else "wrong"
         if not right:
-            row["detail"] = _difference(eager, got)
+            row["detail"] = _difference(eager, got, names, least)
         del eager, got, fp64
+        module.zero_grad(set_to_none=True)
         stage("running")
         reset_peak()
         try:
             call()
         except Exception as error:
-            return {**row, **_second(lambda: work(module, module, args, kwargs), error)}
+            return _called_once(row, lambda: work(module, module, args, kwargs), error)
         row["peak_mb"] = peak_mb()
         if case.backend.startswith("mlirc"):
             _attribute(call, row)
         if seconds > 0:
             stage("timing")
-            _time(lambda: work(module, module, args, kwargs), call, seconds, row)
+            if case.train:
+                _time(lambda: work(module, module, args, kwargs), call, seconds, row)
+            else:
+                _time(lambda: module(*args, **kwargs), lambda: function(*args, **kwargs), seconds, row)
     return row
 
 
-def _second(eager: Callable[[], Any], error: Exception) -> Row:
-    """What a row says where the second call raised `error`: it may be the model that cannot be called twice, such as one that keeps what it
-    computed for the next step."""
+def _called_once(row: Row, eager: Callable[[], Any], error: Exception) -> Row:
+    """The row where the second call raised `error`. It may be the model that cannot be called twice, such as one that keeps what it computed
+    for the next step: then the first call is all that is judged."""
     _raise_if_out_of_memory(error)
     try:
         eager()
     except Exception as theirs:
-        return {"outcome": "unbuilt", "detail": f"a second call of the model in eager mode: {_text(theirs)}"}
-    return {"outcome": "error", "detail": f"a second call: {_text(error)}", "trace": "".join(traceback.format_exception(error))}
+        _raise_if_out_of_memory(theirs)
+        why = f"only called once: a second call in eager mode: {_text(theirs)}"
+        return {**row, "once": True, "detail": "; ".join(filter(None, (row.get("detail"), why)))}
+    return {**row, "outcome": "error", "detail": f"a second call: {_text(error)}", "trace": "".join(traceback.format_exception(error))}
 
 
 def _raise_if_out_of_memory(error: Exception) -> None:
@@ -224,20 +229,20 @@ def _time(eager: Callable[[], Any], function: Callable[[], Any], seconds: float,
     row["speedup"] = row["eager_ms"] / row["ms"]
 
 
-def _difference(eager: list[Any], got: list[Any]) -> str:
-    """In what two lists of outputs differ, in a few words."""
-    if len(eager) != len(got):
-        return f"{len(got)} outputs instead of {len(eager)}"
-    for number, (a, b) in enumerate(zip(eager, got)):
-        if a.shape != b.shape:
-            return f"output {number} has the shape {list(b.shape)} instead of {list(a.shape)}"
-        if a.dtype != b.dtype:
-            return f"output {number} is {b.dtype} instead of {a.dtype}"
+def _difference(eager: list[Any], got: list[Any], names: list[str], least: float) -> str:
+    """In what two lists of outputs, which have these names, differ, in a few words."""
     from .. import verdict
 
-    errors = [verdict.relative_error([a], [b]) for a, b in zip(eager, got)]
-    worst = max(range(len(errors)), key=errors.__getitem__, default=0)
-    return f"values differ, most in output {worst} of {len(errors)}: by {max(errors, default=0.0):.0e} of its largest"
+    if len(eager) != len(got):
+        return f"{len(got)} outputs instead of {len(eager)}"
+    for name, a, b in zip(names, eager, got):
+        if a.shape != b.shape:
+            return f"{name} has the shape {list(b.shape)} instead of {list(a.shape)}"
+        if a.dtype != b.dtype:
+            return f"{name} is {b.dtype} instead of {a.dtype}"
+    errors = verdict.relative_errors(eager, got, least)
+    worst = max(range(len(errors)), key=errors.__getitem__)
+    return f"values differ, most in {names[worst]}: by {errors[worst]:.0e} of its largest"
 
 
 def _text(error: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from . import charts
 from .catalog import PUBLISHED, SUITES
 from .charts import Bar, Dot, Strip
-from .rows import Row
+from .rows import Row, kind
 from .statistics import Group, geometric_mean, groups
 
 TITLES = {"torchbench": "TorchBench", "huggingface": "Hugging Face", "timm": "TIMM"}
@@ -72,8 +72,7 @@ def _unique(values: Iterable[Any]) -> list[Any]:
 
 
 def _kind(row: Row) -> str:
-    """What it was measured in: the dtype, and training where it was that."""
-    return row["dtype"] + ", training" * row.get("train", False)
+    return kind(row["dtype"], row.get("train", False))
 
 
 def _rival(every: Sequence[Group]) -> tuple[str, str | None]:
@@ -88,16 +87,16 @@ def _tiles(every: Sequence[Group]) -> list[dict[str, str]]:
     """The headline numbers of the main backend, per dtype."""
     main, _ = _rival(every)
     tiles = []
-    for kind in _unique(g.kind for g in every):
-        mine = [g for g in every if g.backend == main and g.kind == kind]
+    for what in _unique(g.kind for g in every):
+        mine = [g for g in every if g.backend == main and g.kind == what]
         right, counted = sum(g.right for g in mine), sum(g.counted for g in mine)
         if counted:
-            tiles.append({"label": f"{kind}: right", "value": f"{right / counted:.1%}", "note": f"{right} of {counted} models"})
+            tiles.append({"label": f"{what}: right", "value": f"{right / counted:.1%}", "note": f"{right} of {counted} models"})
         timed = [r for g in mine for r in g.rows if r["outcome"] == "right" and "speedup" in r]
         mean = geometric_mean(r["speedup"] for r in timed)
         if mean:
             slower = sum(r["speedup"] < 1 for r in timed)
-            tiles.append({"label": f"{kind}: speed", "value": charts.ratio(mean), "note": f"of eager, geometric mean; {slower} slower"})
+            tiles.append({"label": f"{what}: speed", "value": charts.ratio(mean), "note": f"of eager, geometric mean; {slower} slower"})
     return tiles
 
 

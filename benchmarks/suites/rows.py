@@ -60,5 +60,10 @@ def read(paths: Iterable[Path]) -> list[Row]:
 
 
 def finished(row: Row, timed: bool) -> bool:
-    """Whether a rerun need not repeat this row: it failed, or it has the times that are asked for."""
-    return row["outcome"] != "right" or not timed or "ms" in row
+    """Whether a rerun need not repeat this row: it failed, it has the times that are asked for, or there can be none."""
+    return row["outcome"] != "right" or not timed or "ms" in row or row.get("once", False)
+
+
+def kind(dtype: str, train: bool) -> str:
+    """What a row was measured in: the dtype, and training where it was that."""
+    return dtype + ", training" * train

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .rows import Row
+from .rows import Row, kind
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
@@ -29,8 +29,7 @@ class Group:
 
     @property
     def kind(self) -> str:
-        """The dtype, and that it is training where it is."""
-        return self.dtype + ", training" * self.train
+        return kind(self.dtype, self.train)
 
     @property
     def counted(self) -> int:

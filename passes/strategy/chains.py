@@ -140,7 +140,7 @@ def _weights(kernel: KernelFunction) -> int:
         return 0
     outer = [c for c in roles(kernel).outer if kernel.domain.sizes[c] != 1]
     reads = [a for a in kernel.accesses.items if a.op == kernel.domain.anchor and not a.store]
-    common = [a.value for a in reads if not any(a.steps.get(c, 0) != 0 for c in outer)]
+    common = [a.value for a in reads if min(st.shape(a.value), default=0) >= 0 and not any(a.steps.get(c, 0) != 0 for c in outer)]
     return max((math.prod(st.shape(v)) * builders.element_type(v).width // 8 for v in common), default=0)
 
 

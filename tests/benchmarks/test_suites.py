@@ -15,17 +15,18 @@ import torch
 from click.testing import CliRunner
 from torch._dynamo.utils import counters
 
+from mlirc.benchmarks import training
 from mlirc.benchmarks.suite import compiled
 from mlirc.benchmarks.suites import __main__ as command
 from mlirc.benchmarks.suites import huggingface, limits, timm_models, torchbench
 from mlirc.benchmarks.suites.build import Missing
-from mlirc.benchmarks.suites.case import _reference
+from mlirc.benchmarks.suites.case import _called_once, _difference, _reference
 from mlirc.benchmarks.suites.catalog import PUBLISHED, SUITES, load
 from mlirc.benchmarks.suites.report import render
 from mlirc.benchmarks.suites.rows import Case, append, finished, read
 from mlirc.benchmarks.suites.run import Settings, run_case
 from mlirc.benchmarks.suites.statistics import groups
-from mlirc.benchmarks.verdict import relative_error
+from mlirc.benchmarks.verdict import relative_error, relative_errors
 from mlirc.benchmarks.vision import _suppress, prepare_torchvision
 
 BUILDERS = """
@@ -162,7 +163,7 @@ def test_what_training_gets_wrong_is_named(builders, monkeypatch):
 
     monkeypatch.setattr("mlirc.benchmarks.suite.compiled", compiled)
     row = case.measure(Case("tiny", "mlp", "f32", 1, "mlirc", True), builders, 0, lambda stage: None)
-    assert row["outcome"] == "wrong" and "values differ, most in output" in row["detail"]
+    assert row["outcome"] == "wrong" and "values differ, most in the gradient of 0.bias" in row["detail"]
 
 
 @pytest.mark.parametrize("backend", ["mlirc", "aot_eager"])
@@ -181,7 +182,7 @@ def test_a_contestant_for_any_sizes(backend):
         ("asleep", Settings(timeout=1), "time", "more than 1 s"),
         ("broken", Settings(), "unbuilt", "ValueError: no such <model>"),
         ("frozen", Settings(), "unbuilt", "it cannot be trained"),
-        ("keeping", Settings(), "unbuilt", "a second call of the model in eager mode: RuntimeError: Trying to backward"),
+        ("keeping", Settings(), "right", "only called once: a second call in eager mode: RuntimeError: Trying to backward"),
     ],
 )
 def test_what_goes_wrong_becomes_a_row(builders, model, settings, outcome, detail):
@@ -306,9 +307,35 @@ def test_reference_is_of_the_highest_precision_there_is():
     assert _reference(NoDoubles(), (x,), {}, torch.float32) == (None, "eager")
 
 
-def test_errors_of_what_is_zero_but_for_rounding():
+def test_errors_are_relative_to_what_is_no_rounding():
     eager, got = [torch.tensor([2.0]), torch.tensor([1e-9])], [torch.tensor([2.0]), torch.tensor([-1e-9])]
-    assert relative_error(eager, got) == pytest.approx(2.0) and relative_error(eager, got, 1e-6) == pytest.approx(1e-3)
+    assert relative_error(eager, got) == pytest.approx(2.0) and relative_error(eager, got, 2e-6) == pytest.approx(1e-3)
+    assert relative_errors([torch.tensor([2.0, torch.nan])], [torch.tensor([1.0, torch.nan])]) == [0.5]
+    assert relative_errors([torch.tensor([2.0, 1.0])], [torch.tensor([2.0, torch.nan])]) == [torch.inf]
+    assert relative_errors([torch.tensor([-torch.inf, 1.0])], [torch.tensor([-torch.inf, 1.0])]) == [0.0]
+    assert _difference(eager, [got[0] / 2, got[1]], ["a", "b"], 2e-6) == "values differ, most in a: by 5e-01 of its largest"
+
+
+def test_errors_of_steps_do_not_depend_on_buffers():
+    module = torch.nn.Linear(2, 1, bias=False)
+    module.register_buffer("mask", torch.tensor([-torch.inf, -1e30]))
+    assert training.names(module) == ["the output", "the gradient of weight", "the buffer mask"]
+    assert training.least_magnitude(module, [torch.ones(1), torch.tensor([4.0]), module.mask]) == pytest.approx(4e-6)
+
+
+def test_a_model_that_is_called_once_is_judged_all_the_same():
+    def fails(error):
+        def call():
+            raise error
+        return call
+
+    error = RuntimeError("Trying to backward through the graph a second time")
+    wrong = {"outcome": "wrong", "detail": "values differ"}
+    row = _called_once(wrong, fails(error), error)
+    assert row["outcome"] == "wrong" and row["detail"].startswith("values differ; only called once") and finished({**row, "outcome": "right"}, True)
+    assert _called_once(wrong, lambda: None, error)["outcome"] == "error"
+    with pytest.raises(MemoryError):
+        _called_once(wrong, fails(MemoryError()), error)
 
 
 def test_non_maximum_suppression():
