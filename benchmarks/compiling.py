@@ -79,18 +79,11 @@ def main(models: str, dtypes: str, train: bool, repeats: int, above: float, out:
     from mlirc.frontend.collector import paused
     from mlirc.lowering.codegen import own_process
 
-    from .models import parse
-    from .suite import DTYPES
+    from .suite import DTYPES, chosen_dtypes, chosen_models
 
-    for model in models.split(","):
-        try:
-            parse(model)
-        except (KeyError, ValueError) as error:
-            raise click.UsageError(error.args[0]) from None
-    if unknown := set(dtypes.split(",")) - set(DTYPES):
-        raise click.UsageError(f"unknown {', '.join(sorted(unknown))}; dtypes: {', '.join(DTYPES)}")
+    cases = [(m, d) for m in chosen_models(models) for d in chosen_dtypes(dtypes)]
     own_process()
-    for model, dtype in ((m, d) for m in models.split(",") for d in dtypes.split(",")):
+    for model, dtype in cases:
         rows = []
         with paused():  # as in a worker
             for k in tqdm(kernels_of(model, getattr(torch, DTYPES[dtype]), train), f"{model} {dtype}", leave=False, disable=None):

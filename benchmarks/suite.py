@@ -28,6 +28,25 @@ import click
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
 
 
+def chosen_models(text: str) -> list[str]:
+    """The cases that an option names, NAME or NAME@SIZE, with commas between them. Raises UsageError, listing the models, for others."""
+    from .models import parse
+
+    for model in text.split(","):
+        try:
+            parse(model)
+        except (KeyError, ValueError) as error:
+            raise click.UsageError(error.args[0]) from None
+    return text.split(",")
+
+
+def chosen_dtypes(text: str) -> list[str]:
+    """The dtypes that an option names, with commas between them. Raises UsageError, listing those that there are, for others."""
+    if unknown := set(text.split(",")) - set(DTYPES):
+        raise click.UsageError(f"unknown {', '.join(sorted(unknown))}; dtypes: {', '.join(DTYPES)}")
+    return text.split(",")
+
+
 def compiled(module: Any, backend: str) -> Any:
     """`module` compiled by a backend; `inductor-freeze` and `inductor-autotune` are Inductor at its best for inference,
     `mlirc-autotune` is mlirc with measured strategies. With `-dynamic` at the end, all sizes of arguments are symbols."""
@@ -244,23 +263,17 @@ def main(
         for row in measured:
             print("ROW " + json.dumps(row), flush=True)
         return
-    from .models import MODELS, parse
+    from .models import MODELS
 
     if names:
         click.echo("\n".join(MODELS))
         return
-    chosen = models.split(",") if models else list(MODELS)
-    for model in chosen:
-        try:
-            parse(model)
-        except (KeyError, ValueError) as error:
-            raise click.UsageError(error.args[0]) from None
-    if unknown := set(dtypes.split(",")) - set(DTYPES):
-        raise click.UsageError(f"unknown {', '.join(unknown)}; dtypes: {', '.join(DTYPES)}")
+    chosen = chosen_models(models) if models else list(MODELS)
+    kinds = chosen_dtypes(dtypes)
     if train and (memory or compile_time or {"inductor-freeze", "inductor-autotune"} & set(contestants)):
         raise click.UsageError("--train times steps of backends that can train: neither --memory nor --compile-time, and inductor without freezing")
     every: list[dict[str, Any]] = []
-    for model, dtype, count in ((m, d, int(t)) for m in chosen for d in dtypes.split(",") for t in threads.split(",")):
+    for model, dtype, count in ((m, d, int(t)) for m in chosen for d in kinds for t in threads.split(",")):
         if compile_time:
             rows = _cold(model, dtype, count, contestants, timeout)
         elif memory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,12 +32,19 @@ def tensors(output: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
 
 
-@torch.no_grad()
-def reference(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any], precision: torch.dtype = torch.float64) -> list[torch.Tensor]:
-    """The outputs of a copy of `module` in fp64, or another precision; floating-point ones are fp64 in any case."""
+def reference(
+    module: torch.nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+    precision: torch.dtype = torch.float64,
+    work: Callable[..., list[torch.Tensor]] | None = None,
+) -> list[torch.Tensor]:
+    """The outputs of a copy of `module` in fp64, or another precision, or what `work(module, call, args, kwargs)` gives, such as
+    `training.step`; floating-point ones are fp64 in any case."""
+    own = copy.deepcopy(module).to(precision)
     args, kwargs = cast((args, kwargs), precision)
-    outputs = tensors(copy.deepcopy(module).to(precision)(*args, **kwargs))
-    return [x.double() if x.is_floating_point() else x for x in outputs]
+    results = work(own, own, args, kwargs) if work else tensors(own(*args, **kwargs))
+    return [x.double() if x.is_floating_point() else x for x in results]
 
 
 def same(eager: list[torch.Tensor], got: list[torch.Tensor], fp64: list[torch.Tensor] | None, dtype: torch.dtype) -> bool:

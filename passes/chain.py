@@ -295,7 +295,8 @@ class _Chain:
         """The module of a kernel, which nobody changes."""
         if (number, located) not in self.modules:
             kernel = self.kernels[number]
-            self.modules[number, located] = ir.Module.parse(located and kernel.located or kernel.text)
+            text = kernel.located if located and kernel.located else kernel.text
+            self.modules[number, located] = ir.Module.parse(text)
         return self.modules[number, located]
 
     def _spread_rows(self, part: ir.Operation, link: _Link, n: int) -> None:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ..suite import chosen_dtypes
 from .rows import Case, Row, finished, read
 from .run import Settings, child, run_all
 
@@ -65,7 +66,7 @@ def run(
     wanted = [
         Case(suite, model, dtype, threads, backend, train)
         for suite, model in _models(suites, cases)
-        for dtype in _dtypes(dtypes)
+        for dtype in chosen_dtypes(dtypes)
         for backend in backends.split(",")
     ]
     known = {Case.of(row): row for row in read([out])}
@@ -155,16 +156,6 @@ def _models(suites: Mapping[str, Mapping[str, object]], cases: tuple[str, ...]) 
             elif names:
                 raise click.UsageError(f"{name} cannot be built: {model.reason}")
     return chosen
-
-
-def _dtypes(text: str) -> list[str]:
-    from ..suite import DTYPES
-
-    dtypes = text.split(",")
-    unknown = [d for d in dtypes if d not in DTYPES]
-    if unknown:
-        raise click.UsageError(f"unknown {', '.join(unknown)}; dtypes: {', '.join(DTYPES)}")
-    return dtypes
 
 
 def _line(row: Row) -> Text:

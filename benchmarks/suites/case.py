@@ -148,9 +148,8 @@ def _reference(
         if precision.itemsize <= kind.itemsize:
             break
         try:
-            own, given = copy.deepcopy(module).to(precision), verdict.cast((args, kwargs), precision)
-            results = _seeded(lambda own=own, given=given: work(own, own, *given))
-            return [x.double() if x.is_floating_point() else x for x in results], str(precision).removeprefix("torch.")
+            results = _seeded(lambda precision=precision: verdict.reference(module, args, kwargs, precision, work))
+            return results, str(precision).removeprefix("torch.")
         except (RuntimeError, TypeError, ValueError) as error:
             _raise_if_out_of_memory(error)
         finally:
