@@ -6,7 +6,12 @@
 
 The gradients of sums and means are such: `expand`, a division, and then what the sum was of. An op that reads nothing but what is
 broadcast says nothing of the loops along which it is, so that fusion could not tell that they are those of the rows which were summed; and
-what is the same for a whole row is computed once. The copy stays where something else reads it, a product or a view.
+what is the same for a whole row is computed once. The copy stays where something else reads it, such as a view.
+
+    %w = generic copy %weight[k, n] : b x k x n       %p[b, m, n] += %x[b, m, k] * %weight[k, n]
+    %p[b, m, n] += %x[b, m, k] * %w[b, k, n]  ->
+
+`linear` of weights that need no gradient is such, for an input that is not contiguous: a weight of all batches.
 """
 
 from __future__ import annotations
@@ -22,8 +27,9 @@ def fold_broadcasts(function: ir.Operation) -> bool:
     """One walk in program order; whether there was something."""
     changed = False
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
-        if st.kind(op) in ("elementwise", "reduction"):
+        if st.kind(op) in ("elementwise", "reduction", "contraction"):
             changed |= _read_small(op)
+        if st.kind(op) in ("elementwise", "reduction"):
             changed |= _compute_small(op)
     return changed
 
@@ -58,11 +64,17 @@ def _read_small(op: ir.Operation) -> bool:
         # The size of a loop has to be that of some operand.
         others = [x for k, x in enumerate(maps) if k != i]
         known = {d for x in (*others, new) for d in st.map_dims(x) if d is not None}
-        if known == set(range(maps[i].n_dims)):
+        if known == set(range(maps[i].n_dims)) and (st.kind(op) != "contraction" or _of_one_batch(new, maps[i], maps[-1])):
             op.operands[i], maps[i], changed = source, new, True
     if changed:
         op.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps])
     return changed
+
+
+def _of_one_batch(new: ir.AffineMap, old: ir.AffineMap, result: ir.AffineMap) -> bool:
+    """Whether all that an operand of a product loses are loops over its batches: the same matrix for all of them is packed once."""
+    dims = st.map_dims(new)
+    return None not in dims and st.used_loops(old) - set(dims) <= st.used_loops(result)
 
 
 def _compute_small(op: ir.Operation) -> bool:

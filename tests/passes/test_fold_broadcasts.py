@@ -101,3 +101,61 @@ def test_a_norm_and_its_gradient_are_a_kernel_each():
 
     report = mlirc.explain(lambda x: F.rms_norm(x, (48,)), torch.randn(64, 48, requires_grad=True))
     assert [len(g.kernels) for g in report.graphs] == [1, 1]
+
+
+def bmm(maps, iterators="pppr"):
+    """%p[i, j, l] += %x[i, j, k] * %e[i, k, l], with %e broadcast from %w."""
+    body = "%product = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %product : f32"
+    kinds = "tensor<2x4x8xf32>", "tensor<2x8x3xf32>", "tensor<2x4x3xf32>"
+    wide = generic("%e", [("%w", maps[0])], kinds[1], [maps[1], "i, j, k"], "math.exp").replace("%o = math.exp %a0 : f32\nlinalg.yield %o", "linalg.yield %a0")
+    product = generic("%p", [("%x", kinds[0]), ("%e", kinds[1])], kinds[2], ["i, j, l", "i, l, k", "i, j, k"], body, iterators, "ijkl", "0.0", "contraction")
+    return function([("%x", kinds[0]), ("%w", maps[0])], wide + product, [("%p", kinds[2])])
+
+
+def test_one_matrix_for_all_batches():
+    check(
+        bmm(("tensor<8x3xf32>", "j, k")),
+        fold_broadcasts,
+        """
+        CHECK: #[[OF_ALL:.*]] = affine_map<(d0, d1, d2, d3) -> (d3, d2)>
+        CHECK-NOT: outs(%{{.*}} : tensor<2x8x3xf32>)
+        CHECK: linalg.generic {indexing_maps = [#{{.*}}, #[[OF_ALL]], #{{.*}}], {{.*}} ins(%arg0, %arg1 : tensor<2x4x8xf32>, tensor<8x3xf32>)
+        """,
+        clean=True,
+    )
+
+
+@pytest.mark.parametrize("source", [("tensor<2x3xf32>", "i, k"), ("tensor<1x8x3xf32>", "0, j, k"), ("tensor<3xf32>", "k")])
+def test_other_operands_of_products_stay(source):
+    """Without a loop that is summed over, or read at a fixed place."""
+    check(bmm(source), fold_broadcasts, "CHECK: outs(%{{.*}} : tensor<2x8x3xf32>)\nCHECK: ins(%arg0, %{{.*}} : tensor<2x4x8xf32>, tensor<2x8x3xf32>)", clean=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "dynamic"),
+    [
+        ((3, 5, 33, 17), torch.float32, True),
+        ((4, 1, 16, 32), torch.bfloat16, False),
+        ((1, 17, 3, 1), torch.float32, False),
+        ((5, 64, 64, 64), torch.bfloat16, True),
+    ],
+)
+def test_products_with_one_matrix(size, dtype, dynamic):
+    """Weights that need no gradient, whichever operand they are, in memory as they are or turned."""
+    b, m, k, n = size
+
+    def f(x, w, y, bias):
+        products = [F.linear(x, y, bias), F.relu(F.linear(x, y) + 1).sum(1), torch.bmm(x, w.expand(m, k, n)), torch.bmm(x, y.t().expand(m, k, n))]
+        return *products, torch.bmm(y.expand(m, n, k), x.mT), torch.baddbmm(bias, x, w[None].expand(m, k, n)), torch.matmul(x[:, None], w[None])
+
+    x = torch.randn(b, m, k).to(dtype).transpose(0, 1)
+    compare(f, x, torch.randn(k, n).to(dtype), torch.randn(n, k).to(dtype), torch.randn(n).to(dtype), dynamic=dynamic)
+
+
+def test_weights_of_all_batches_are_packed_once():
+    import mlirc
+
+    linear = nn.Linear(128, 256).requires_grad_(False)
+    with torch.no_grad():
+        (graph,) = mlirc.explain(lambda x: linear(x.transpose(0, 1)), torch.randn(8, 64, 128)).graphs
+    assert graph.packed_bytes == linear.weight.nbytes
