@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .errors import GuardPageError as GuardPageError
     from .frontend.backend import mlirc as backend
     from .frontend.explain import explain as explain
+    from .frontend.export import export as export
     from .lowering.target import Target as Target
     from .options import Options as Options
     from .passes.registry import register_pass as register_pass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "backend": (".frontend.backend", "mlirc"),
     "explain": (".frontend.explain", "explain"),
+    "export": (".frontend.export", "export"),
     "invalidate": (".runtime.weights", "invalidate"),
     "Options": (".options", "Options"),
     "CompileError": (".errors", "CompileError"),
@@ -33,7 +35,7 @@ _HOMES = {
 }
 
 __all__ = [
-    "CompileError", "GuardPageError", "Options", "Target", "backend", "explain", "invalidate", "register_pass", "register_strategy"
+    "CompileError", "GuardPageError", "Options", "Target", "backend", "explain", "export", "invalidate", "register_pass", "register_strategy"
 ]  # fmt: skip
 
 

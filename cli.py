@@ -1,4 +1,4 @@
-"""The command `mlirc`: look into the compiler (`dump`, `explain`), look after its cache (`cache`)."""
+"""The command `mlirc`: look into the compiler (`dump`, `explain`), compile ahead of time (`export`), look after the cache (`cache`)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ def _shared(command: Callable[..., None]) -> Callable[..., None]:
         (
             click.argument("what", metavar="FILE"),
             click.option("--input", "inputs", multiple=True, metavar="SHAPE", help="An argument: 1x3x224x224xf32. May be repeated."),
-            click.option("--train", is_flag=True, help="With gradients: forward and backward graphs."),
             click.option("--target", metavar="CPU", help="host, x86-64-v3, sapphirerapids, ..."),
             click.option("--mode", help="A named set of options."),
             click.option("--option", "settings", multiple=True, metavar="NAME=VALUE", help="An option of the compiler."),
@@ -83,8 +82,12 @@ def _options(settings: Iterable[str], mode: str | None, target: str | None, pass
     return out
 
 
+_train = click.option("--train", is_flag=True, help="With gradients: forward and backward graphs.")
+
+
 @main.command()
 @_shared
+@_train
 @click.option("--list", "only_list", is_flag=True, help="List stages and kernels, show no code.")
 @click.option("--stage", "stages", multiple=True, metavar="NAME", help="Show the code after this stage. May be repeated.")
 @click.option("--after", multiple=True, metavar="PASS", help="Show the code after every run of this pass; `all`: after each.")
@@ -248,6 +251,7 @@ def _list(of_graph: list[str], of_kernel: list[str], summaries: list[GraphSummar
 
 @main.command()
 @_shared
+@_train
 def explain(
     what: str, inputs: tuple[str, ...], train: bool, target: str | None, mode: str | None, settings: tuple[str, ...],
     passes: tuple[str, ...],
@@ -269,6 +273,35 @@ def explain(
         model = load_model(what, inputs)
         report = measure(model.function, model.args, model.kwargs, options)
     show(report)
+
+
+@main.command()
+@_shared
+@click.option("--dynamic", is_flag=True, help="Leave open what sizes the model leaves open.")
+@click.option("-o", "output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="model.a, a static library, or model.so, a shared one.")
+def export(
+    what: str, inputs: tuple[str, ...], target: str | None, mode: str | None, settings: tuple[str, ...], passes: tuple[str, ...],
+    dynamic: bool, output: Path,
+) -> None:  # fmt: skip
+    """Compile a model to a library that runs without Python and torch, with a C header beside it.
+
+    FILE is FILE.py:NAME (a module, a module class or a function) or a program saved by torch.export (.pt2).
+    """
+    options = _options(settings, mode, target, passes)
+
+    from .frontend.export import export as compiled
+    from .frontend.user_model import load_program
+
+    with _user_code(what):
+        program = load_program(what, inputs, dynamic)
+    try:
+        done = compiled(program, output, options=options)
+    except ValueError as e:
+        raise click.UsageError(str(e).removeprefix("mlirc: ")) from None
+    click.echo(f"{done.library}: {done.nbytes / 2**20:.1f} MiB, of which weights {done.weight_bytes / 2**20:.1f}; {done.kernels} kernels")
+    click.echo(f"{done.header}: how to call it")
+    if not done.threads:
+        click.echo("linked without OpenMP, which the C compiler does not have: it computes in the thread that calls it", err=True)
 
 
 @main.command()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 DTYPES = {
     "f64": torch.float64,
@@ -98,6 +99,37 @@ def _exported(path: Path, given: tuple[Any, ...]) -> UserModel:
         raise NotFound(f"{path} was saved without example inputs: give --input, such as 1x3x224x224xf32")
     args, kwargs = program.example_inputs
     return UserModel(module, tuple(args), dict(kwargs))
+
+
+def load_program(what: str, inputs: Sequence[str] = (), dynamic: bool = False) -> torch.export.ExportedProgram:
+    """The same as a program of `torch.export`, with the sizes that the model leaves open if `dynamic`; a `.pt2` file is one already.
+
+    Raises NotFound, also for inputs and `dynamic` with a `.pt2` file, which has both, and whatever the model or torch raises.
+    """
+    if what.endswith(".pt2"):
+        if inputs or dynamic:
+            raise NotFound(f"{what} says by itself what its inputs are and which sizes are open: leave out --input and --dynamic")
+        return torch.export.load(str(_existing(Path(what))))
+    model = load_model(what, inputs)
+    module = model.function if isinstance(model.function, torch.nn.Module) else _AsModule(model.function)
+
+    def open_sizes(x: Any) -> Any:
+        return dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) if isinstance(x, torch.Tensor) else None
+
+    shapes = pytree.tree_map(open_sizes, (model.args, model.kwargs)) if dynamic else None
+    if shapes is not None:
+        names = list(inspect.signature(module.forward).parameters)
+        shapes = {**dict(zip(names, shapes[0])), **shapes[1]}
+    with torch.no_grad():
+        return torch.export.export(module, model.args, model.kwargs, dynamic_shapes=shapes)
+
+
+class _AsModule(torch.nn.Module):
+    """`torch.export` takes nothing but modules."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = function  # type: ignore[method-assign]
 
 
 def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -32,6 +32,8 @@ _EXCEPTIONS: dict[int, tuple[type[Exception], str]] = {
     OTHER_SIZE: (RuntimeError, "allocated size does not match required size"),
 }
 
+STATUSES = tuple(_EXCEPTIONS)
+"""All but `OK`."""
 
 _CODES = {
     "IndexError": INDEX_OUT_OF_RANGE,

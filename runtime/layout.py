@@ -21,7 +21,7 @@ SIZES_SYMBOL = "mlirc_sizes"
 TOO_LARGE = 1 << 62
 """In place of a size that does not fit 64 bits: what asks for so much memory gets none."""
 
-_DECLARATIONS = "".join(f"declare {{ i64, i1 }} @llvm.{op}.with.overflow.i64(i64, i64)\n" for op in ("sadd", "smul"))
+DECLARATIONS = "".join(f"declare {{ i64, i1 }} @llvm.{op}.with.overflow.i64(i64, i64)\n" for op in ("sadd", "smul"))
 
 
 class Layout:
@@ -87,7 +87,7 @@ class Layout:
             return slot, self.value(start + arg.byte_offset)
         return ZERO, self.value(arg)
 
-    def sizes_ir(self, total: int) -> str:
+    def sizes_ir(self, total: int, linkage: str = "") -> str:
         """LLVM IR of `void mlirc_sizes(ptr frame)`, which fills all `slots`; empty if there are none.
 
         In slot `total`, of the size of the arena, is `TOO_LARGE` if that does not fit: what else is computed from it would pass for
@@ -110,7 +110,7 @@ class Layout:
             else:
                 value = lower(expr)
             ops.lines.append(f"  store i64 {value}, ptr {slot(index)}")
-        return _DECLARATIONS + "\n".join([f"define void @{SIZES_SYMBOL}(ptr %frame) {{", *ops.lines, "  ret void", "}", ""])
+        return DECLARATIONS + "\n".join([f"define {linkage}void @{SIZES_SYMBOL}(ptr %frame) {{", *ops.lines, "  ret void", "}", ""])
 
 
 @dataclass

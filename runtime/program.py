@@ -27,7 +27,7 @@ from .profile import register
 _RUN_TYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
 _SIZES_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
-_RUN_IR = f"""
+RUN_IR = f"""
 define i64 @mlirc_run(ptr %frame, ptr %steps) {{
 start:
   %context.slot = getelementptr i64, ptr %frame, i64 {CONTEXT}
@@ -274,7 +274,7 @@ class Program:
 
 @functools.cache
 def _runner() -> Callable[[int, int], int]:
-    library = Library({"mlirc_run": assemble(_RUN_IR)})
+    library = Library({"mlirc_run": assemble(RUN_IR)})
     function = _RUN_TYPE(library.address("mlirc_run"))
     # Two threads may get here at once, and each keeps its own.
     function.library = library  # type: ignore[attr-defined]

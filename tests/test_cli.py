@@ -244,6 +244,33 @@ def test_exported_program(tmp_path):
     assert "tensor<5x3xf32>" not in mlirc("dump", str(path), "--stage", "linalg").output
 
 
+def test_export(model, tmp_path):
+    out = tmp_path / "net.a"
+    text = mlirc("export", f"{model}:Net", "-o", out, "--dynamic").output
+    assert f"{out}: " in text and f"{tmp_path / 'net.h'}: how to call it" in text
+    assert "x  float  [1, 3, sizes[0], sizes[1]]" in (tmp_path / "net.h").read_text()
+    program = torch.export.export(torch.nn.Linear(4, 3).eval(), (torch.ones(2, 4),))
+    torch.export.save(program, str(tmp_path / "saved.pt2"))
+    mlirc("export", tmp_path / "saved.pt2", "-o", tmp_path / "saved.a", "--target", "x86-64-v3")
+    assert "int saved_run(" in (tmp_path / "saved.h").read_text()
+    assert "x86-64-v3" in (tmp_path / "saved.h").read_text()
+    mlirc("export", f"{model}:attention", *QKV, "-o", tmp_path / "attention.a")
+
+
+def test_export_of_what_cannot_be(model, tmp_path):
+    out = str(tmp_path / "net.a")
+    text = mlirc("export", f"{model}:sorted_sum", "-o", out, code=1).output
+    assert "run in ATen" in text and "aten.sort" in text
+    assert "neither a static library" in mlirc("export", f"{model}:Net", "-o", tmp_path / "net.dll", code=2).output
+    assert "unknown target" in mlirc("export", f"{model}:Net", "-o", out, "--target", "pentium", code=2).output
+    assert "has no 'nett'" in mlirc("export", f"{model}:nett", "-o", out, code=2).output
+    assert "No such file or directory" in mlirc("export", f"{model}:Net", "-o", tmp_path / "none" / "net.a", code=1).output
+    assert "missing a required argument" in mlirc("export", f"{model}:attention", "-o", out, code=1).output
+    program = torch.export.export(torch.nn.Linear(4, 3).eval(), (torch.ones(2, 4),))
+    torch.export.save(program, str(tmp_path / "saved.pt2"))
+    assert "leave out" in mlirc("export", tmp_path / "saved.pt2", "-o", out, "--dynamic", code=2).output
+
+
 def test_a_reproducer_names_the_command_that_reads_it(model, tmp_path, monkeypatch):
     (tmp_path / "a folder").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a folder"))

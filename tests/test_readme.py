@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
+import subprocess
 from pathlib import Path
+
+import pytest
 
 import mlirc
 from mlirc import Options
@@ -25,3 +29,14 @@ def test_examples_are_python():
     assert examples
     for example in examples:
         compile(example, "README.md", "exec")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
+def test_example_of_export(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    section = README.split("## Ahead of time")[1].split("\n## ")[0]
+    exec(re.search(r"```python\n(.*?)```", section, re.S)[1], {})  # noqa: S102
+    include, body = re.search(r"```c\n(.*?)```", section, re.S)[1].split("\n", 1)
+    Path("main.c").write_text(f"{include}\nint main(void) {{\n{body}return status;\n}}\n")
+    subprocess.run([*re.search(r"^    (cc .*)$", section, re.M)[1].replace("-fopenmp", "").split(), "-Wall", "-Werror"], check=True)
+    assert subprocess.run("./a.out", check=False).returncode == 0

@@ -1,0 +1,77 @@
+"""A check, in code that is not compiled where it runs, that the CPU has what the code needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_PLACES = {
+    (1, 0, "c"): {
+        "sse3": 0, "pclmul": 1, "ssse3": 9, "fma": 12, "sse4.1": 19, "sse4.2": 20, "movbe": 22, "popcnt": 23, "aes": 25, "avx": 28, "f16c": 29,
+    },
+    (7, 0, "b"): {
+        "bmi": 3, "avx2": 5, "bmi2": 8, "avx512f": 16, "avx512dq": 17, "avx512ifma": 21, "avx512cd": 28, "avx512bw": 30, "avx512vl": 31,
+    },
+    (7, 0, "c"): {
+        "avx512vbmi": 1, "avx512vbmi2": 6, "gfni": 8, "vaes": 9, "vpclmulqdq": 10, "avx512vnni": 11, "avx512bitalg": 12, "avx512vpopcntdq": 14,
+    },
+    (7, 0, "d"): {"amx-bf16": 22, "avx512fp16": 23, "amx-tile": 24, "amx-int8": 25},
+    (7, 1, "a"): {"avxvnni": 4, "avx512bf16": 5, "amx-fp16": 21},
+    (0x80000001, 0, "c"): {"lzcnt": 5},
+}  # fmt: skip
+"""Leaf, subleaf and register of CPUID -> the bit of each feature (Intel's manual, volume 2A, CPUID). Features by LLVM's names; those that
+are not here are none that kernels are made for."""
+
+CHECK = "mlirc_cpu"
+
+
+def check_ir(features: Iterable[str]) -> str:
+    """LLVM IR of `i1 mlirc_cpu()`: whether the CPU has the `features`, and Linux hands out AMX's tiles if they are among them.
+
+    CPUID is asked once: in a virtual machine it takes microseconds.
+    """
+    wanted = set(features)
+    lines = []
+    last = "true"
+    for n, ((leaf, subleaf, register), bits) in enumerate(_PLACES.items()):
+        mask = sum(1 << bit for name, bit in bits.items() if name in wanted)
+        if not mask:
+            continue
+        mask = mask - (1 << 32) if mask >= 1 << 31 else mask
+        leaf = leaf - (1 << 32) if leaf >= 1 << 31 else leaf
+        lines += [
+            f'  %all{n} = call {{ i32, i32, i32, i32 }} asm sideeffect "cpuid", "={{ax}},={{bx}},={{cx}},={{dx}},{{ax}},{{cx}},~{{dirflag}},'
+            f'~{{fpsr}},~{{flags}}"(i32 {leaf}, i32 {subleaf})',
+            f"  %word{n} = extractvalue {{ i32, i32, i32, i32 }} %all{n}, {'abcd'.index(register)}",
+            f"  %there{n} = and i32 %word{n}, {mask}",
+            f"  %good{n} = icmp eq i32 %there{n}, {mask}",
+            f"  %so.far{n} = and i1 {last}, %good{n}",
+        ]
+        last = f"%so.far{n}"
+    declaration = ""
+    if any(f.startswith("amx-") for f in wanted):
+        declaration = "declare i64 @syscall(i64, ...)"
+        lines += [
+            "  %refused = call i64 (i64, ...) @syscall(i64 158, i64 4131, i64 18)",  # arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA)
+            "  %granted = icmp eq i64 %refused, 0",
+            f"  %with.tiles = and i1 {last}, %granted",
+        ]
+        last = "%with.tiles"
+    body = "\n".join(lines)
+    return f"""
+{declaration}
+@mlirc_cpu_known = internal global i32 0
+define internal i1 @{CHECK}() {{
+start:
+  %known = load atomic i32, ptr @mlirc_cpu_known monotonic, align 4
+  %asked = icmp ne i32 %known, 0
+  br i1 %asked, label %again, label %ask
+again:
+  %before = icmp eq i32 %known, 1
+  ret i1 %before
+ask:
+{body}
+  %state = select i1 {last}, i32 1, i32 2
+  store atomic i32 %state, ptr @mlirc_cpu_known monotonic, align 4
+  ret i1 {last}
+}}
+"""
