@@ -43,6 +43,7 @@ from .report import GraphReport, record
 from .runner import Runner
 from .saved import lay, loose_results, report_strides, saved_outputs
 from .static_inputs import leave_out_uncounted, static_inputs, weight_inputs
+from .subgraphs import compiled_calls
 
 allow_several_threads()
 forking.prepare()
@@ -173,6 +174,8 @@ def _compile(
             graph.module, [str(s) for s in graph.symbols], n_outputs, writes, target, options, observer, weights, loose_results(graph)
         )
     lay(graph, compiled.lying)
+    within = functools.partial(compile_fx, options=options, target=target, direction="subgraph")
+    compiled_calls(graph.aten_calls, within)
     by_name = {c.name: c for c in graph.aten_calls}
     hosts = [host_step(by_name[h.name], h, graph.symbols) for h in compiled.planned.hosts]
     linking = time.perf_counter()

@@ -68,6 +68,13 @@ class AtenCall:
     """Spent in this call while `frontend.aten.profiling` was on."""
 
 
+@dataclass(frozen=True, eq=False)
+class Subgraph:
+    """A graph among the arguments of a call."""
+
+    gm: torch.fx.GraphModule
+
+
 @dataclass(frozen=True)
 class Slot:
     """The n-th tensor operand of an ATen call."""

@@ -32,13 +32,14 @@ from .dtypes import STORABLE, SUPPORTED, mlir_type
 from .extents import Extent, Guards, guards, normal, rounded, same
 from .graph_builder import GraphBuilder, Scalar, T
 from .graph_checks import check_inputs, check_nodes
-from .imported import AtenCall, ImportedGraph, OutputSpec, Slot, TensorSpec, source_of
+from .imported import AtenCall, ImportedGraph, OutputSpec, Slot, Subgraph, TensorSpec, source_of
 from .memory_order import dense, fills, inverse, memory_order, packed, tensor_spec, tensor_strides
 from .ops.strided import just_written
 from .registry import LOWERINGS, LeaveGraph, Unsupported
 from .replay import aliases_of_inputs, replay_of
 from .saved import follow_bases, relaid
 from .shared_memory import distance, is_detached, shows, storage
+from .subgraphs import CALLED, expand_subgraphs
 
 
 def import_graph(
@@ -55,6 +56,7 @@ def import_graph(
     one may lie in memory as they are made. `force` leaves nodes to ATen: name -> reason. Raises CompileError, with node and source line, where a lowering fails,
     and LeaveGraph, which is one, for what can neither be lowered nor left to ATen.
     """
+    expand_subgraphs(gm)
     known: dict[sympy.Expr, sympy.Symbol] = {}
     token = rounded.set(known)
     sizes = [s for n in gm.graph.nodes for s in _symbolic(n.meta.get("val"))]
@@ -162,6 +164,8 @@ class _Importer:
         for n in nodes:
             if n.op == "get_attr":
                 value = getattr(self.gm, str(n.target), None)
+                if isinstance(value, torch.fx.GraphModule) and all(u.target in CALLED for u in n.users):
+                    continue
                 if isinstance(value, torch.fx.GraphModule):
                     users = sorted({getattr(u.target, "__name__", str(u.target)) for u in n.users})
                     raise LeaveGraph(f"{', '.join(users)} calls a graph of its own", node=n.format_node(), source=source_of(n))
@@ -337,6 +341,8 @@ class _Importer:
     def _attribute(self, n: torch.fx.Node) -> Any:
         """A constant tensor of the graph module: a number (`x[0] = 5`) is one in the IR too."""
         value = getattr(self.gm, str(n.target), None)
+        if isinstance(value, torch.fx.GraphModule):
+            return Subgraph(value)
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.dtype in SUPPORTED:
             with unset_fake_temporarily():
                 number = value.item()
@@ -353,9 +359,9 @@ class _Importer:
         if not self.allow_fallback:
             raise CompileError(f"would be left to ATen: {reason}", node=n.format_node(), source=source_of(n), stage="import")
         op = n.args[1] if n.target is torch.ops.higher_order.with_effects else n.target
-        if not isinstance(op, torch._ops.OpOverload):
+        if not isinstance(op, torch._ops.OpOverload) and op not in CALLED:
             raise LeaveGraph(reason, node=n.format_node(), source=source_of(n), stage="import")
-        if op.namespace == "quantized" or op._schema.name.startswith("aten::quantize_"):
+        if op not in CALLED and (op.namespace == "quantized" or op._schema.name.startswith("aten::quantize_")):
             raise LeaveGraph(f"{n.target} makes a quantised tensor", node=n.format_node(), source=source_of(n), stage="import")
         operands: list[T] = []
 
@@ -389,7 +395,7 @@ class _Importer:
             func.FuncOp(name, kind, visibility="private")
         call = func.CallOp(types, name, [x.value for x in operands])
         call.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get(sizes)
-        if op.namespace not in ("aten", "prims", "mlirc") or torch.Tag.nondeterministic_seeded in op.tags:
+        if op in CALLED or op.namespace not in ("aten", "prims", "mlirc") or torch.Tag.nondeterministic_seeded in op.tags:
             call.operation.attributes[st.ORDERED] = ir.UnitAttr.get()
         described = [TensorSpec(x.shape, (), x.dtype) for x in operands]
         source = source_of(n)
@@ -413,7 +419,7 @@ class _Importer:
         for x in torch.utils._pytree.tree_leaves((n.args, n.kwargs)):
             if isinstance(x, torch.fx.Node) and isinstance(self.env[x], (T, list)):
                 specs += [tensor_spec(v) for v in torch.utils._pytree.tree_leaves(x.meta["val"]) if isinstance(v, torch.Tensor)]
-        exact = n.target.namespace not in ("aten", "prims") or n.target in _BY_STRIDES  # type: ignore[union-attr]
+        exact = n.target in CALLED or n.target.namespace not in ("aten", "prims") or n.target in _BY_STRIDES  # type: ignore[union-attr]
         assert len(specs) == count, f"{n.target}: {len(specs)} tensors in the graph, {count} operands"
         return [s.strides if exact or dense(s.shape, s.strides) else None for s in specs]
 

@@ -8,6 +8,7 @@ import torch
 
 from ..random import DECOMPOSITIONS
 from ..registry import Unsupported, lowers
+from ..subgraphs import CONTROL_FLOW, WRITERS
 
 aten = torch.ops.aten
 
@@ -39,6 +40,8 @@ _NAMED = {
 REASONS: dict[Any, str] = {
     # The token that orders such ops passes through the calls.
     torch.ops.higher_order.with_effects: "an op with effects, such as the check of a decomposition's errors",
+    **dict.fromkeys(CONTROL_FLOW, "what runs is decided at run time; the graphs that it calls are compiled"),
+    **dict.fromkeys(WRITERS, "an op of others that writes to its arguments"),
     aten.randperm: "a permutation: ATen swaps elements one after the other",
     aten.multinomial: "each draw searches running sums of probabilities, or depends on the draws before",
     **{getattr(aten, name): reason for reason, names in _NAMED.items() for name in names.split()},

@@ -1,0 +1,166 @@
+"""Ops that hold graphs of their own.
+
+    invoke_subgraph(graph, name, x)           the nodes of the graph, in its place
+    flex_attention(q, k, v, score, mask)      products and a softmax, as torch's own definition has them, with the graphs of score and mask
+    cond(p, graph, graph, x), while_loop,     a call of torch's function, which gets compiled graphs (`compiled_calls`)
+    scan, map
+
+The first two are expanded before a graph is imported, so that what they hold is fused with what is around it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._higher_order_ops.flex_attention import math_attention
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from .decompositions import decompositions
+from .imported import AtenCall, Subgraph
+
+ops = torch.ops.higher_order
+
+aten = torch.ops.aten
+
+CONTROL_FLOW = (ops.cond, ops.while_loop, ops.scan, ops.map_impl)
+"""Those that decide at run time what runs, and how often."""
+
+WRITERS = (ops.auto_functionalized, ops.auto_functionalized_v2)
+"""Calls of ops of others that write to their arguments, which get copies."""
+
+CALLED = (*CONTROL_FLOW, *WRITERS)
+"""What torch's own functions answer, in their place in the graph."""
+
+
+def expand_subgraphs(gm: torch.fx.GraphModule) -> None:
+    """Put graphs that are called in the place of their calls, in place; those of `CALLED` stay."""
+    calls = [n for n in gm.graph.nodes if n.target in (ops.invoke_subgraph, ops.flex_attention)]
+    for node in calls:
+        if node.target is ops.invoke_subgraph:
+            sub = getattr(gm, node.args[0].target)
+            expand_subgraphs(sub)
+            _splice(gm, node, sub, node.args[2:], anew=True)
+        else:
+            _splice(gm, node, *_attention(gm, node))
+    if calls:
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+
+
+def _attention(gm: torch.fx.GraphModule, node: torch.fx.Node) -> tuple[torch.fx.GraphModule, list[torch.fx.Node]]:
+    """torch's definition of `flex_attention` as a graph, and the nodes that it is called with."""
+    given = [n for n in node.all_input_nodes if n.op != "get_attr" or isinstance(n.meta.get("val"), torch.Tensor)]
+
+    def call(*values: Any) -> Any:
+        known = dict(zip(given, values))
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: known[n] if n in known else getattr(gm, n.target))
+        return math_attention(*args, **kwargs)
+
+    values = [n.meta["val"] for n in given]
+    mode = torch._guards.detect_fake_mode(values)
+    assert mode is not None
+    with mode:
+        traced = make_fx(call, decomposition_table=decompositions())(*values)
+    results = traced.graph.output_node().args[0]
+    for n, expected in zip(results, node.meta["val"]):  # type: ignore[arg-type]
+        with mode:  # callers go by the strides of the query
+            n.meta["val"] = torch.empty_strided(expected.shape, expected.stride(), dtype=expected.dtype)
+    for n in traced.graph.nodes:
+        n.meta.update({name: node.meta[name] for name in ("stack_trace", "nn_module_stack") if name in node.meta})
+        if n.target is aten._to_copy.default and not isinstance(n.args[0], torch.fx.Node):
+            n.target, n.kwargs = aten.scalar_tensor.default, {"dtype": n.kwargs["dtype"]}  # a number that vmap has made a tensor
+    return traced, given
+
+
+def _splice(gm: torch.fx.GraphModule, call: torch.fx.Node, sub: torch.fx.GraphModule, arguments: Sequence[Any], anew: bool = False) -> None:
+    """The nodes of `sub` in front of `call`, whose results are read instead of it.
+
+    `anew`: with values of their own, for a graph of several calls. Fake tensors tell what shares memory, and the sizes of a call.
+    """
+    env: dict[torch.fx.Node, Any] = dict(zip(sub.graph.find_nodes(op="placeholder"), arguments))
+    results: Any = None
+    with gm.graph.inserting_before(call):
+        for n in sub.graph.nodes:
+            if n.op == "output":
+                results = torch.fx.map_arg(n.args[0], env.__getitem__)
+            elif n.op == "get_attr":
+                name = _free_name(gm, n.target)
+                setattr(gm, name, getattr(sub, n.target))
+                env[n] = gm.graph.create_node("get_attr", name)
+                env[n].meta = dict(n.meta)
+            elif n.op != "placeholder":
+                env[n] = gm.graph.node_copy(n, env.__getitem__)
+                if anew:
+                    env[n].meta["val"] = _value(env[n])
+    _replace(call, results)
+
+
+def _value(node: torch.fx.Node) -> Any:
+    """What a node gives for what its arguments are."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    mode = torch._guards.detect_fake_mode(pytree.tree_leaves((args, kwargs)))
+    if mode is None:
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+    with mode:
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _free_name(gm: torch.fx.GraphModule, wanted: Any) -> str:
+    name, n = f"{wanted}".replace(".", "_"), 0
+    while hasattr(gm, name):
+        name, n = f"{wanted}_{n}".replace(".", "_"), n + 1
+    return name
+
+
+def _replace(node: torch.fx.Node, results: Any) -> None:
+    """Read results instead of the parts of a node."""
+    for user in list(node.users):
+        assert user.target is operator.getitem, f"{node.target} is read as a whole by {user.format_node()}"
+        part = results[user.args[1]]
+        if isinstance(part, (tuple, list)):
+            _replace(user, part)
+            continue
+        if isinstance(part, torch.fx.Node):
+            user.replace_all_uses_with(part)
+        else:
+            _replace_by_number(user, part)
+        user.graph.erase_node(user)
+    if not node.users:
+        node.graph.erase_node(node)
+
+
+def _replace_by_number(node: torch.fx.Node, number: Any) -> None:
+    for user in list(node.users):
+        user.args, user.kwargs = torch.fx.map_arg((user.args, user.kwargs), lambda n: number if n is node else n)  # type: ignore[assignment]
+
+
+def compiled_calls(calls: Sequence[AtenCall], compiler: Callable[[torch.fx.GraphModule, list[Any]], Callable[[list[Any]], list[Any]]]) -> None:
+    """Compile the graphs that ops left to torch call."""
+    for call in calls:
+        call.arguments = pytree.tree_map(functools.partial(_callable, compiler=compiler), call.arguments, is_leaf=lambda x: isinstance(x, Subgraph))
+
+
+def _callable(x: Any, compiler: Callable[..., Any]) -> Any:
+    if not isinstance(x, Subgraph):
+        return x
+    inputs = [n.meta.get("val") for n in x.gm.graph.find_nodes(op="placeholder")]
+    output = x.gm.graph.output_node()
+    single = not isinstance(output.args[0], (tuple, list))
+    if single:  # the condition of a loop
+        output.args = ((output.args[0],),)
+        x.gm.recompile()
+    # What torch knows of the graph around it is nothing that this one has.
+    with torch._guards.tracing(None):
+        run = compiler(x.gm, inputs)
+
+    def call(*args: Any) -> Any:
+        results = run(list(args))
+        return results[0] if single else tuple(results)
+
+    return call
