@@ -98,15 +98,16 @@ def export(program: torch.export.ExportedProgram, path: str | Path, *, options: 
     embedded, kept = _laid({n: p for n, p in pieces.items() if n in used})
     check_inputs(plan, interface, embedded)
     members = _members(compiled, interface, embedded, kept, target)
-    header = path.with_suffix(".h")
     vectors = ", ".join(f for f in target.features if f.startswith(("avx", "amx", "fma")))
     made_for = target.name if target.name != "host" else f"CPUs with {vectors or 'x86-64-v2'}"
+    text = header_text(interface, made_for)
     threads = True
     if path.suffix == ".so":
         threads = link_shared(path, members, name)
     else:
         write_archive(path, members)
-    header.write_text(header_text(interface, made_for))
+    header = path.with_suffix(".h")
+    header.write_text(text)
     return Exported(path, header, path.stat().st_size, sum(p.nbytes for p in kept), len(compiled.kernels), threads)
 
 
@@ -121,7 +122,7 @@ def c_name(stem: str) -> str:
 def _compiled(program: torch.export.ExportedProgram, options: Options, target: Target) -> tuple[ImportedGraph, LiftedGraph, CompiledGraph]:
     lifted = lift(program, options.rng)
     with ir.Context(), torch.no_grad():
-        graph = import_graph(lifted.gm, True)
+        graph = import_graph(lifted.gm, sizes_given=True)
         _check(graph)
         tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
         weights = [tensors.index(i) for i in lifted.kept if i in tensors and i not in graph.writes] if options.prepack else []
@@ -148,7 +149,7 @@ def _interface(name: str, graph: ImportedGraph, lifted: LiftedGraph) -> Interfac
     given = [i for i in lifted.arguments if i in tensors]
     fixed = [s for s in graph.symbols if s in graph.rounded]
     numbers = {graph.inputs[i]: name for i, name in lifted.arguments.items() if isinstance(graph.inputs[i], sympy.Symbol)}
-    sizes = [Size(str(s), *lifted.ranges.get(str(s), (0, None)), numbers.get(s, "")) for s in graph.symbols if s not in fixed]
+    sizes = [Size(str(s), *lifted.ranges.get(str(s), (None, None)), numbers.get(s, "")) for s in graph.symbols if s not in fixed]
     outputs = [o.tensor for o in graph.outputs]
     return Interface(
         name,
@@ -224,7 +225,7 @@ def _members(
     compiled: CompiledGraph, interface: Interface, embedded: Mapping[int, int], kept: Sequence[_Piece], target: Target
 ) -> list[Member]:
     called = {s.symbol for s in compiled.planned.plan.steps if isinstance(s, KernelStep)}
-    kernels = {k.symbol: without_torch(k.code) for k in compiled.kernels if k.symbol in called}
+    kernels = {k.symbol: elf.weak_and_hidden(without_torch(k.code)) for k in compiled.kernels if k.symbol in called}
     llvm.initialize_native_asmparser()  # for CPUID
     program = assemble(program_ir(compiled.planned.plan, interface, embedded, target.features))
     objects = [program, *kernels.values(), assemble(LOOP_IR)]

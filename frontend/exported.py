@@ -17,6 +17,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ..errors import CompileError
+from ..runtime.artefact import MOST
 from .decompositions import decompositions
 from .dtypes import SUPPORTED
 from .extents import normal
@@ -30,13 +31,13 @@ _KEPT = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 class LiftedGraph:
     """`kept` are the placeholders whose tensors belong to the model, `arguments` those that a caller gives, with the names that the model's
     `forward` has for them. The graph returns new row-major tensors, called `results` after where they lie in what `forward` returns, that share
-    no memory, and writes to arguments by `copy_` at its end. `ranges` has the limits of each symbol, None for no upper one."""
+    no memory, and writes to arguments by `copy_` at its end. `ranges` has the limits of each symbol, None where there is none."""
 
     gm: torch.fx.GraphModule
     kept: dict[int, torch.Tensor] = field(default_factory=dict)
     arguments: dict[int, str] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
-    ranges: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    ranges: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
 
 
 def lift(program: ExportedProgram, rng: str = "native") -> LiftedGraph:
@@ -70,8 +71,10 @@ def lift(program: ExportedProgram, rng: str = "native") -> LiftedGraph:
                 copy = out.gm.graph.call_function(aten.copy_.default, (place, value))
                 copy.meta["val"] = place.meta["val"]
             elif spec.kind == OutputKind.USER_OUTPUT:
-                results.append(_own_memory(out.gm.graph, value))
-                out.results.append(names[len(out.results)])
+                name = names.pop(0)
+                if value is not None:
+                    results.append(_own_memory(out.gm.graph, value))
+                    out.results.append(name)
             else:
                 raise CompileError(
                     f"the model changes {spec.target}, which it keeps, and an exported one has no state: let `forward` take it as an argument, "
@@ -83,10 +86,9 @@ def lift(program: ExportedProgram, rng: str = "native") -> LiftedGraph:
     return out
 
 
-def _limits(found: Any) -> tuple[int, int | None]:
-    """Of a torch `ValueRanges`, both inclusive; None for a limit that no tensor in memory reaches."""
-    least = 0 if found.lower < 0 else int(found.lower)
-    return least, None if found.upper > 1 << 47 else int(found.upper)
+def _limits(found: Any) -> tuple[int | None, int | None]:
+    """Of a torch `ValueRanges`, both inclusive; None for a limit that no size in memory reaches."""
+    return None if found.lower < -MOST else int(found.lower), None if found.upper > MOST else int(found.upper)
 
 
 def _result_names(program: ExportedProgram) -> list[str]:
@@ -129,8 +131,7 @@ def _tensor_of(program: ExportedProgram, target: str | None) -> torch.Tensor:
 def _own_memory(graph: torch.fx.Graph, value: Any) -> torch.fx.Node:
     """A copy of a result, which costs nothing where it has memory of its own already."""
     if not isinstance(value, torch.fx.Node) or not isinstance(value.meta.get("val"), torch.Tensor):
-        what = "None" if value is None else f"the number {value}"
-        raise CompileError(f"the model returns {what}: only tensors can be results of an exported one")
+        raise CompileError(f"the model returns the number {value}: only tensors can be results of an exported one")
     if value.meta["val"].dtype not in SUPPORTED:
         raise CompileError(f"the model returns a tensor of {value.meta['val'].dtype}, which kernels cannot make")
     node = graph.call_function(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})

@@ -49,11 +49,13 @@ def import_graph(
     direction: str = "inference",
     inputs: Sequence[Any] = (),
     saved: range = range(0),
+    sizes_given: bool = False,
 ) -> ImportedGraph:
     """Import one AOTAutograd graph (`direction`: inference, forward or backward); an `ir.Context` must be current.
 
     `inputs`, fake tensors, say how the arguments of a backward graph lie, where that is not as in eager mode; outputs that are `saved` for
-    one may lie in memory as they are made. `force` leaves nodes to ATen: name -> reason. Raises CompileError, with node and source line, where a lowering fails,
+    one may lie in memory as they are made. `sizes_given`: whoever calls the program gives the value of every symbol in the sizes of arguments,
+    also of those that are the size of no dim by themselves. `force` leaves nodes to ATen: name -> reason. Raises CompileError, with node and source line, where a lowering fails,
     and LeaveGraph, which is one, for what can neither be lowered nor left to ATen.
     """
     expand_subgraphs(gm)
@@ -62,7 +64,7 @@ def import_graph(
     sizes = [s for n in gm.graph.nodes for s in _symbolic(n.meta.get("val"))]
     guarded = guards.set(Guards(sizes[0] if sizes else None))
     try:
-        graph = _Importer(gm, allow_fallback, force or {}, direction, relaid(gm, inputs) if direction == "backward" else {}, saved).run()
+        graph = _Importer(gm, allow_fallback, force or {}, direction, relaid(gm, inputs) if direction == "backward" else {}, saved, sizes_given).run()
     finally:
         rounded.reset(token)
         guards.reset(guarded)
@@ -79,8 +81,10 @@ class _Importer:
         direction: str,
         relaid: Mapping[torch.fx.Node, torch.Tensor],
         saved: range,
+        sizes_given: bool,
     ) -> None:
         self.gm = gm
+        self.sizes_given = sizes_given
         self.relaid = relaid
         self.saved = saved
         self.direction = direction
@@ -151,10 +155,14 @@ class _Importer:
             for e in _extents(n) if n not in ragged else ():
                 found.update(dict.fromkeys(sorted(e.free_symbols, key=str)))
         given = {e for n in places if n not in ragged for e in _extents(n)} | set(rounded.get().values())
+        if self.sizes_given:
+            given |= {s for e in given for s in e.free_symbols}
         uneven = {e for n in ragged for e in _extents(n)}
         for s in found:
             if s not in given:
-                raise LeaveGraph(f"the size {s} " + ("is that of the uneven dim of a nested tensor" if s in uneven else "depends on data"))
+                n = next(n for n in self.gm.graph.nodes if n not in ragged and any(s in e.free_symbols for e in _extents(n)))
+                what = "is that of the uneven dim of a nested tensor" if s in uneven else "depends on data"
+                raise LeaveGraph(f"the size {s} {what}", node=n.format_node(), source=source_of(n))
         self.graph.symbols = list(found)
         return self.graph.symbols
 

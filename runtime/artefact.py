@@ -26,8 +26,15 @@ from .memory import plan_offsets
 from .plan import Expr, KernelStep, Plan, Pointer
 from .program import RUN_IR
 
+MOST = 1 << 47
+"""What no size in memory reaches."""
+
 NO_MEMORY, BAD_SIZE, NULL_POINTER, OTHER_CPU = -1, -2, -3, -4
 """What `NAME_run` returns besides the statuses of `runtime.abi`."""
+
+
+_RUN = "mlirc.run"
+"""The loop over the steps: a name that no C function has."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +55,11 @@ class TensorArgument:
 
 @dataclass(frozen=True)
 class Size:
-    """A size that each call chooses, and between which limits, inclusive; `most` None is none. `name` is that of an argument that is a
-    number, not a dim of a tensor."""
+    """A size that each call chooses, and between which limits, inclusive; None is none. `name` is that of an argument that is a number,
+    not a dim of a tensor."""
 
     symbol: str
-    least: int
+    least: int | None
     most: int | None
     name: str = ""
 
@@ -90,7 +97,7 @@ def program_ir(plan: Plan, interface: Interface, embedded: Mapping[int, int], fe
     slots = layout.size + 1 + steps.max_arguments
     return "\n".join(
         [
-            RUN_IR.replace("define ", "define internal ", 1),
+            RUN_IR.replace("define i64 @mlirc_run", f"define internal i64 @{_RUN}", 1),
             sizes_ir or DECLARATIONS,
             _data(interface, layout, embedded, steps.words, dict(steps.relocations)),
             check_ir(features),
@@ -165,16 +172,24 @@ def _sizes_check(interface: Interface) -> str:
     good = "true"
     for size in interface.sizes:
         # Any size that memory can hold; twice as large ones would be negative in places.
-        for predicate, limit in (("sge", size.least), ("sle", (1 << 47) if size.most is None else size.most)):
+        for predicate, limit in (("sge", -MOST if size.least is None else size.least), ("sle", MOST if size.most is None else size.most)):
             fits = ops.emit(f"icmp {predicate} i64 {values[size.symbol]}, {limit}")
             good = ops.emit(f"and i1 {good}, {fits}")
     lower = Lowering(ops, values)
     for condition in interface.conditions:
+        for divisor in _divisors(condition):
+            good = ops.emit(f"and i1 {good}, {ops.emit(f'icmp ne i64 {lower(divisor)}, 0')}")
         good = ops.emit(f"and i1 {good}, {_holds(condition, lower, ops)}")
     return "\n".join(["define internal i1 @mlirc_good_sizes(ptr %sizes) {", *ops.lines, f"  ret i1 {good}", "}"])
 
 
 _RELATIONS = {"Equality": "eq", "Unequality": "ne", "GreaterThan": "sge", "StrictGreaterThan": "sgt", "LessThan": "sle", "StrictLessThan": "slt"}
+
+
+def _divisors(condition: sympy.Basic) -> list[sympy.Expr]:
+    """What a condition divides by: it holds for none of the sizes for which that is zero."""
+    divisions = [e for e in sympy.preorder_traversal(condition) if "Div" in type(e).__name__ or "Mod" in type(e).__name__]
+    return [d for d in dict.fromkeys(e.args[1] for e in divisions) if not d.is_Integer]
 
 
 def _holds(condition: sympy.Basic, lower: Lowering, ops: IRArithmetic) -> str:
@@ -233,6 +248,8 @@ def _run(interface: Interface, layout: Layout, frame_bytes: int, has_sizes: bool
         lines += [f"  br i1 {absent}, label %null.pointer, label %sizes.there", "sizes.there:"]
     good = emit("call i1 @mlirc_good_sizes(ptr %sizes)")
     lines += [f"  br i1 {good}, label %pointers, label %bad.size", "pointers:"]
+    values = _symbols(interface, ops)
+    lower = Lowering(ops, values)
     given: list[tuple[int, str]] = []
     null = "false"
     wanted = [(INPUTS + p, "%inputs", i, t) for i, (p, t) in enumerate(zip(interface.places, interface.inputs)) if p is not None]
@@ -240,8 +257,9 @@ def _run(interface: Interface, layout: Layout, frame_bytes: int, has_sizes: bool
     for slot, array, i, tensor in wanted:
         pointer = emit(f"load ptr, ptr {emit(f'getelementptr ptr, ptr {array}, i64 {i}')}")
         given.append((slot, pointer))
-        if not _may_be_empty(tensor, interface):  # an empty tensor may have no memory
-            null = emit(f"or i1 {null}, {emit(f'icmp eq ptr {pointer}, null')}")
+        # An empty tensor may have no memory.
+        absent = emit(f"and i1 {emit(f'icmp eq ptr {pointer}, null')}, {emit(f'icmp ne i64 {lower(tensor.nbytes)}, 0')}")
+        null = emit(f"or i1 {null}, {absent}")
     lines += [f"  br i1 {null}, label %null.pointer, label %space", "space:"]
     own = emit("icmp eq ptr %workspace, null")
     lines += [f"  br i1 {own}, label %allocate, label %with.space", "allocate:"]
@@ -261,12 +279,11 @@ def _run(interface: Interface, layout: Layout, frame_bytes: int, has_sizes: bool
     arena = emit(f"getelementptr i8, ptr %frame, i64 {_frame_room(frame_bytes)}")
     for n, value in [(CONTEXT, arguments), (ARENA, arena), (layout.size, slot_of(STATUS)), *given]:
         lines.append(f"  store ptr {value}, ptr {slot_of(n)}")
-    values = _symbols(interface, ops)
     for i, symbol in enumerate(layout.symbols):
         lines.append(f"  store i64 {values[symbol]}, ptr {slot_of(layout.sizes + i)}")
     if has_sizes:
         lines.append(f"  call void @{SIZES_SYMBOL}(ptr %frame)")
-    status = emit("call i64 @mlirc_run(ptr %frame, ptr @mlirc_steps)")
+    status = emit(f"call i64 @{_RUN}(ptr %frame, ptr @mlirc_steps)")
     result = emit(f"trunc i64 {status} to i32")
     lines += [f"  br i1 {own}, label %release, label %done", "release:", "  call void @free(ptr %space.at)", "  br label %done"]
     lines += ["done:", f"  ret i32 {result}"]
@@ -275,11 +292,6 @@ def _run(interface: Interface, layout: Layout, frame_bytes: int, has_sizes: bool
             lines += [f"{label}:", f"  ret i32 {code}"]
     declarations = ["declare ptr @malloc(i64)", "declare void @free(ptr)", "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"]
     return "\n".join([*declarations, f"define i32 @{interface.name}_run(ptr %inputs, ptr %outputs, ptr %sizes, ptr %workspace) {{", *lines, "}"])
-
-
-def _may_be_empty(tensor: TensorArgument, interface: Interface) -> bool:
-    may_be_none = {s.symbol for s in interface.sizes if s.least <= 0}
-    return any(n == 0 or any(s.name in may_be_none for s in sympy.sympify(n).free_symbols) for n in tensor.shape)
 
 
 def check_inputs(plan: Plan, interface: Interface, embedded: Mapping[int, int]) -> None:

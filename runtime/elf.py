@@ -48,14 +48,12 @@ def defines(obj: bytes, symbol: str) -> bool:
 
 
 def _read(obj: bytes) -> list[Symbol]:
-    (table_offset,) = struct.unpack_from("<Q", obj, 40)
-    count = struct.unpack_from("<H", obj, 60)[0]
-    sections = [_SECTION.unpack_from(obj, table_offset + i * _SECTION.size) for i in range(count)]
+    sections = _tables(obj)
     found = []
-    for _, kind, _, _, offset, size, link, *_ in sections:
+    for kind, offset, size, link in sections:
         if kind != _SHT_SYMTAB:
             continue
-        names = sections[link][4]
+        names = sections[link][1]
         for name, info, _, section, value, length in _SYMBOL.iter_unpack(obj[offset : offset + size]):
             if name:
                 start = names + name
@@ -66,8 +64,28 @@ def _read(obj: bytes) -> list[Symbol]:
     return found
 
 
+def weak_and_hidden(obj: bytes) -> bytes:
+    """The object with what it exports weak and hidden: two libraries that both have it may be linked whole, and neither exports it again."""
+    out = bytearray(obj)
+    for kind, offset, size, _ in _tables(obj):
+        if kind == _SHT_SYMTAB:
+            for at in range(offset, offset + size, _SYMBOL.size):
+                _, info, _, section, *_ = _SYMBOL.unpack_from(obj, at)
+                if section and info >> 4 == _STB_GLOBAL:
+                    out[at + 4 : at + 6] = bytes([_STB_WEAK << 4 | info & 15, _STV_HIDDEN])
+    return bytes(out)
+
+
+def _tables(obj: bytes) -> list[tuple[int, int, int, int]]:
+    """Of each section its kind, offset, size and the section that it links to."""
+    (table_offset,) = struct.unpack_from("<Q", obj, 40)
+    count = struct.unpack_from("<H", obj, 60)[0]
+    sections = [_SECTION.unpack_from(obj, table_offset + i * _SECTION.size) for i in range(count)]
+    return [(kind, offset, size, link) for _, kind, _, _, offset, size, link, *_ in sections]
+
+
 def data_object(symbol: str, nbytes: int, alignment: int = 64) -> tuple[bytes, bytes]:
-    """What stands before and after `nbytes` bytes to make them an object that exports them, read-only, as `symbol`.
+    """What stands before and after `nbytes` bytes to make them an object that has them, read-only, as the weak and hidden `symbol`.
 
     They lie in `.lrodata`, which linkers put where more than 2 GiB do not push code and its own data apart; whoever refers to them does
     so with 64 bits.
@@ -75,7 +93,7 @@ def data_object(symbol: str, nbytes: int, alignment: int = 64) -> tuple[bytes, b
     start = -(-_HEADER.size // alignment) * alignment
     names = b"\0" + symbol.encode() + b"\0"
     titles = b"\0.lrodata\0.note.GNU-stack\0.symtab\0.strtab\0.shstrtab\0"
-    table = bytes(_SYMBOL.size) + _SYMBOL.pack(1, _STB_GLOBAL << 4 | _STT_OBJECT, _STV_HIDDEN, 1, 0, nbytes)
+    table = bytes(_SYMBOL.size) + _SYMBOL.pack(1, _STB_WEAK << 4 | _STT_OBJECT, _STV_HIDDEN, 1, 0, nbytes)
     symbols_at = start + nbytes + -nbytes % 8
     names_at = symbols_at + len(table)
     titles_at = names_at + len(names)

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Sequence
 
 import sympy
+from sympy.printing.precedence import PRECEDENCE
+from sympy.printing.str import StrPrinter
 
 from .artefact import Interface, Size, TensorArgument, error_texts
 from .plan import Expr
@@ -31,23 +33,24 @@ def header_text(interface: Interface, made_for: str) -> str:
     symbols = {s.symbol: f"sizes[{i}]" for i, s in enumerate(interface.sizes)}
     title = textwrap.fill(f"/* {name}: a PyTorch model that mlirc has compiled for {made_for}.", 100, subsequent_indent="   ")
     lines = [title, "", "   inputs[]"]
-    lines += _tensors(interface.inputs, symbols) or ["     none"]
+    lines += _tensors(interface.inputs, symbols, strides=True) or ["     none"]
     lines += ["   outputs[]", *(_tensors(interface.outputs, symbols) or ["     none"])]
     if interface.sizes:
         lines.append("   sizes[]")
         lines += [f"     {i}  {_described(s, interface)}: {_range(s.least, s.most)}" for i, s in enumerate(interface.sizes)]
-        lines += [f"     such that {_relation(c, symbols)}" for c in interface.conditions if _fails(c, interface)]
+        lines += [f"     such that {_text(c, symbols)}" for c in _telling(interface)]
     lines += [
         "",
-        "   Tensors are row-major without gaps unless strides (in elements) are given. Outputs must not overlap inputs or one another.",
+        "   Tensors are row-major without gaps unless strides (in elements) are given. What is written to must not overlap anything else.",
         f"   {name}_run returns 0, or a status for {name}_error. It may be called by several threads at once, each with a workspace of its",
         f"   own: {name}_workspace(sizes) bytes; with NULL it allocates them for the call. It computes in threads where the program is linked",
-        "   with OpenMP (-fopenmp): OMP_NUM_THREADS and omp_set_num_threads say in how many. */",
+        "   with OpenMP and this header is compiled for it (both by -fopenmp): OMP_NUM_THREADS and omp_set_num_threads say in how many. */",
     ]
+    lines = [line.rstrip() for line in lines]
     statuses = "\n".join(f"   {status:3d}  {text}" for status, text in sorted(error_texts().items()))
     return f"""{chr(10).join(lines)}
-#ifndef {upper}_H
-#define {upper}_H
+#ifndef MLIRC_{name}_H
+#define MLIRC_{name}_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -68,6 +71,14 @@ size_t {name}_output_bytes(int output, const int64_t *sizes);
 {statuses} */
 const char *{name}_error(int status);
 
+#ifdef _OPENMP
+/* Has the linker take OpenMP's library, which the model's own code refers to only weakly. */
+int omp_get_max_threads(void);
+int omp_in_parallel(void);
+void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned);
+__attribute__((used)) static void *const {name}_openmp[] = {{(void *)omp_get_max_threads, (void *)omp_in_parallel, (void *)GOMP_parallel}};
+#endif
+
 #ifdef __cplusplus
 }}
 #endif
@@ -76,14 +87,14 @@ const char *{name}_error(int status);
 """
 
 
-def _tensors(tensors: Sequence[TensorArgument], symbols: dict[str, str]) -> list[str]:
+def _tensors(tensors: Sequence[TensorArgument], symbols: dict[str, str], strides: bool = False) -> list[str]:
     width = max((len(t.name) for t in tensors), default=0)
-    return [f"     {i}  {t.name:<{width}}  {_tensor(t, symbols)}" for i, t in enumerate(tensors)]
+    return [f"     {i}  {t.name:<{width}}  {_tensor(t, symbols, strides)}" for i, t in enumerate(tensors)]
 
 
-def _tensor(t: TensorArgument, symbols: dict[str, str]) -> str:
+def _tensor(t: TensorArgument, symbols: dict[str, str], strides: bool) -> str:
     text = f"{_C_TYPES.get(t.dtype, t.dtype)}  [{', '.join(_text(n, symbols) for n in t.shape)}]"
-    if not row_major(t.shape, t.strides):
+    if strides and not row_major(t.shape, t.strides):
         text += f", strides [{', '.join(_text(n, symbols) for n in t.strides)}]"
     return text + (", is written to" if t.written else "")
 
@@ -100,41 +111,69 @@ def row_major(shape: Sequence[Expr], strides: Sequence[Expr]) -> bool:
     return True
 
 
-def _text(expr: Expr, symbols: dict[str, str]) -> str:
-    text = str(expr)
-    for symbol in sorted(symbols, key=len, reverse=True):
-        text = text.replace(symbol, symbols[symbol])
-    return text
+class _C(StrPrinter):
+    """Sizes as C has them: `/` and `%` of numbers that are not negative."""
+
+    printmethod = "_c_size"  # torch's functions bring a text of their own for Python
+
+    def _print_FloorDiv(self, e: sympy.Expr, operator: str = "/") -> str:
+        a, b = e.args
+        return f"{self.parenthesize(a, PRECEDENCE['Mul'])} {operator} {self.parenthesize(b, PRECEDENCE['Mul'], strict=True)}"
+
+    def _print_Mod(self, e: sympy.Expr) -> str:
+        return self._print_FloorDiv(e, "%")
+
+    _print_CleanDiv = _print_FloorDiv
+    _print_PythonMod = _print_Mod
+
+    def _print_Relational(self, e: sympy.Basic) -> str:
+        return f"{self._print(e.lhs)} {e.rel_op} {self._print(e.rhs)}"
+
+
+def _text(expr: Expr | sympy.Basic, symbols: dict[str, str]) -> str:
+    expr = sympy.sympify(expr)
+    return _C().doprint(expr.xreplace({s: sympy.Symbol(symbols[s.name]) for s in expr.free_symbols if s.name in symbols}))
 
 
 def _described(size: Size, interface: Interface) -> str:
     """Where a caller finds it."""
     if size.name:
         return size.name
-    dims = [f"dim {d} of {t.name}" for t in interface.inputs for d, n in enumerate(t.shape) if str(n) == size.symbol]
-    return dims[0] if dims else f"what {symbol_in(size, interface)} contains"
+    dims = [(n, f"dim {d} of {t.name}") for t in interface.inputs for d, n in enumerate(t.shape) if size.symbol in _names(n)]
+    alone = [name for n, name in dims if str(n) == size.symbol]
+    return alone[0] if alone else f"what {dims[0][1]} is computed from" if dims else "a size"
 
 
-def symbol_in(size: Size, interface: Interface) -> str:
-    """A dim whose size is computed from this one."""
-    dims = [f"dim {d} of {t.name}" for t in interface.inputs for d, n in enumerate(t.shape) if size.symbol in {s.name for s in sympy.sympify(n).free_symbols}]
-    return dims[0] if dims else "a size"
+def _names(expr: Expr) -> set[str]:
+    return {s.name for s in sympy.sympify(expr).free_symbols}
 
 
-def _fails(condition: sympy.Basic, interface: Interface) -> bool:
-    """Whether a condition fails for some of the smallest sizes: what never does so follows from the ranges, as a rule, and is no news."""
-    symbols = sorted(condition.free_symbols, key=str)
-    least = {s.symbol: s.least for s in interface.sizes}
-    if any(s.name not in least for s in symbols):
+def _telling(interface: Interface) -> list[sympy.Basic]:
+    """The conditions of which some sizes within the ranges, small ones, keep all before them and not this one: the others are no news."""
+    least = {s.symbol: 0 if s.least is None else s.least for s in interface.sizes}
+    told: list[sympy.Basic] = []
+    for condition in interface.conditions:
+        symbols = sorted(condition.free_symbols | {s for c in told for s in c.free_symbols}, key=str)
+        calls = [{s: sympy.Integer(least.get(s.name, 0) + n * (i + 1)) for i, s in enumerate(symbols)} for n in range(16)]
+        calls += [{s: sympy.Integer(least.get(s.name, 0) + n // (i + 1)) for i, s in enumerate(symbols)} for n in range(16)]
+        if any(not _holds(condition, call) and all(_holds(c, call) for c in told) for call in calls):
+            told.append(condition)
+    return told
+
+
+def _holds(condition: sympy.Basic, call: dict[sympy.Basic, sympy.Basic]) -> bool:
+    try:
+        return condition.xreplace(call) == sympy.true
+    except ZeroDivisionError:
         return False
-    return any(condition.xreplace({s: sympy.Integer(least[s.name] + n * (i + 1)) for i, s in enumerate(symbols)}) == sympy.false for n in range(32))
 
 
-def _relation(condition: sympy.Basic, symbols: dict[str, str]) -> str:
-    if isinstance(condition, sympy.core.relational.Relational):
-        return f"{_text(condition.lhs, symbols)} {condition.rel_op} {_text(condition.rhs, symbols)}"
-    return _text(condition, symbols)
-
-
-def _range(least: int, most: int | None) -> str:
-    return f"at least {least}" if most is None else f"{least} to {most}" if most != least else str(least)
+def _range(least: int | None, most: int | None) -> str:
+    match least, most:
+        case None, None:
+            return "any"
+        case None, _:
+            return f"at most {most}"
+        case _, None:
+            return f"at least {least}"
+    return f"{least} to {most}" if most != least else str(least)

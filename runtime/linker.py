@@ -26,7 +26,8 @@ def link_shared(path: Path, members: Sequence[Member], name: str) -> bool:
         script.write_text(f"{{ global: {name}_run; {name}_workspace; {name}_output_bytes; {name}_error; local: *; }};\n")
         command = [compiler, "-shared", "-o", str(path), "-Wl,--whole-archive", str(archive), "-Wl,--no-whole-archive"]
         command += [f"-Wl,--version-script={script}", "-Wl,-z,noexecstack", "-lm"]
-        if subprocess.run([*command, "-fopenmp"], capture_output=True, check=False).returncode == 0:
+        # No code of its own calls OpenMP, but kernels want it (`runtime.openmp`).
+        if subprocess.run([*command, "-Wl,--no-as-needed", "-fopenmp"], capture_output=True, check=False).returncode == 0:
             return True
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -2,20 +2,29 @@
 
 Kernels call `torch_parallel_for`. In an artefact the call goes to `mlirc_parallel_for`, which asks libgomp (or LLVM's libomp, which has the
 same functions) for threads, if that is linked into the program: `-fopenmp` decides, `OMP_NUM_THREADS` and `omp_set_num_threads` say how many.
+
+The references are weak, so that a program without OpenMP links. Such ones do not make a linker take a library either; the model's header has
+others for who compiles with `-fopenmp` (`runtime.header`). It is asked for all functions: a static library may be linked in part.
 """
 
 from __future__ import annotations
 
 _TORCH, OWN = "torch_parallel_for", "mlirc_parallel_for"
 
+_NUMBERS = ("omp_get_max_threads", "omp_in_parallel", "omp_get_thread_num", "omp_get_num_threads")
+
+_DECLARATIONS = "\n".join(f"declare extern_weak i32 @{name}()" for name in _NUMBERS)
+
+_ALL_THERE = "\n".join(
+    ["  %has0 = icmp ne ptr @GOMP_parallel, null"]
+    + [f"  %is{n} = icmp ne ptr @{name}, null\n  %has{n} = and i1 %has{n - 1}, %is{n}" for n, name in enumerate(_NUMBERS, 1)]
+).replace(f"%has{len(_NUMBERS)} ", "%has ")
+
 LOOP_IR = f"""
 %Loop = type {{ i64, i64, i64, i64, ptr, ptr }}  ; begin, end, numbers in a part, parts, body, its context
 
 declare extern_weak void @GOMP_parallel(ptr, ptr, i32, i32)
-declare extern_weak i32 @omp_get_max_threads()
-declare extern_weak i32 @omp_in_parallel()
-declare extern_weak i32 @omp_get_thread_num()
-declare extern_weak i32 @omp_get_num_threads()
+{_DECLARATIONS}
 declare i64 @llvm.smin.i64(i64, i64)
 declare i64 @llvm.smax.i64(i64, i64)
 
@@ -53,14 +62,14 @@ done:
   ret void
 }}
 
-define hidden i32 @{OWN}(i64 %begin, i64 %end, i64 %grain, ptr %body, ptr %context) {{
+define weak_odr hidden i32 @{OWN}(i64 %begin, i64 %end, i64 %grain, ptr %body, ptr %context) {{
 start:
   %loop = alloca %Loop
   %count = sub i64 %end, %begin
   %empty = icmp sle i64 %count, 0
   br i1 %empty, label %done, label %there
 there:
-  %has = icmp ne ptr @GOMP_parallel, null
+{_ALL_THERE}
   br i1 %has, label %ask, label %serial
 ask:
   %inside = call i32 @omp_in_parallel()

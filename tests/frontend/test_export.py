@@ -83,6 +83,31 @@ def test_derived_sizes_and_conditions(tmp_path):
     assert model.run([x, y], expected, [10]) == BAD_SIZE  # 11 rows are no pairs
 
 
+def test_sizes_that_are_parts_of_others_alone(tmp_path):
+    """A batch of pairs: no dim is as long as there are pairs."""
+    net = nn.Linear(3, 4).eval()
+    model = export(net, (torch.randn(6, 3),), tmp_path / "net.a", ({0: 2 * torch.export.Dim("pairs")},))
+    assert "0  what dim 0 of input is computed from: " in (tmp_path / "net.h").read_text()
+    for pairs in (2, 5):
+        x = torch.randn(2 * pairs, 3)
+        check(model([x], [net(x)], [pairs]), [net(x)])
+
+
+def test_condition_that_divides_by_a_size(tmp_path):
+    class Rows(nn.Module):
+        def forward(self, x, y):
+            torch._check(x.shape[0] % y.shape[0] == 0)
+            return x + 1, y.sum()
+
+    dims = {0: torch.export.Dim("a", min=0)}, {0: torch.export.Dim("b", min=0)}
+    model = export(Rows(), (torch.randn(6), torch.randn(3)), tmp_path / "rows.a", dims)
+    assert "such that sizes[0] % sizes[1] == 0" in (tmp_path / "rows.h").read_text()
+    x, y = torch.randn(8), torch.randn(4)
+    check(model([x, y], [x, y.sum()], [8, 4]), [x + 1, y.sum()])
+    for sizes in ([8, 3], [8, 0]):
+        assert model.run([x, y], [x, y], sizes) == BAD_SIZE
+
+
 def test_number_as_argument(tmp_path):
     class Rows(nn.Module):
         def forward(self, x, n):
@@ -93,6 +118,17 @@ def test_number_as_argument(tmp_path):
     x = torch.randn(9, 4)
     for n in (2, 7):
         check(model([x], [x[:n]], [n]), [x[:n] * 2])
+
+
+def test_nothing_but_an_argument_written_to(tmp_path):
+    class Add(nn.Module):
+        def forward(self, x):
+            x.add_(1)
+
+    model = export(Add(), (torch.zeros(4),), tmp_path / "mlirc.a")  # whose functions begin as internal ones do
+    x = torch.zeros(4)
+    model([x], [])
+    assert torch.equal(x, torch.ones(4))
 
 
 def test_argument_written_to(tmp_path):
@@ -125,6 +161,7 @@ def test_without_packing_and_empty_arguments(tmp_path):
         x = torch.randn(n, 8)
         check(model([x], [net(x)], [n]), [net(x)])
     assert model.run([None], [None], [0]) == 0
+    assert model.run([None], [torch.empty(4)], [1]) == model.run([torch.empty(8)], [None], [1]) == NULL_POINTER
 
 
 def test_shared_weights_are_there_once(tmp_path):
@@ -221,6 +258,13 @@ def test_source_line_of_what_cannot_be_exported(tmp_path):
     with pytest.raises(CompileError, match=r"aten\.sort.*test_export\.py:\d+"):
         export(Sorted(), (torch.randn(3, 4),), tmp_path / "f.a")
 
+    class Positive(nn.Module):
+        def forward(self, x):
+            return x[x > 0] * 2
+
+    with pytest.raises(CompileError, match=r"(?s)depends on data.*aten.index.*test_export\.py:\d+"):
+        export(Positive(), (torch.randn(3, 4),), tmp_path / "f.a")
+
 
 def test_state_and_wrong_arguments(tmp_path):
     class Counter(nn.Module):
@@ -251,6 +295,7 @@ def test_state_and_wrong_arguments(tmp_path):
 
 MAIN = """
 #include "net.h"
+#include <dirent.h>
 #include <stdio.h>
 int main(int argc, char **argv) {
     static float x[64 * 512], y[64 * 10];
@@ -258,29 +303,52 @@ int main(int argc, char **argv) {
     void *outputs[] = {y};
     FILE *file = fopen(argv[1], "rb");
     if (fread(x, sizeof x, 1, file) != 1 || net_output_bytes(0, NULL) != sizeof y) return 2;
+#ifdef PRAGMA
+    #pragma omp parallel
+    x[0] = x[0];
+#endif
     int status = net_run(inputs, outputs, NULL, NULL);
     if (status) { fprintf(stderr, "%s\\n", net_error(status)); return 1; }
     fwrite(y, sizeof y, 1, stdout);
+    int tasks = 0;
+    DIR *folder = opendir("/proc/self/task");
+    for (struct dirent *task; (task = readdir(folder));) tasks += task->d_name[0] != '.';
+    fprintf(stderr, "%d threads\\n", tasks);
     return 0;
 }
 """
 
 
+def built(folder, command):
+    """Run a compiler; the test is skipped where it has no OpenMP or no static libraries."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode and any(text in done.stderr for text in ("lgomp", "omp.h", "libomp", "cannot find -lc", "cannot find -lm")):
+        pytest.skip("the C compiler has no OpenMP here, or no static libraries")
+    assert not done.returncode, done.stderr
+
+
 @needs_compiler
-@pytest.mark.parametrize("flags", [[], ["-fopenmp"], ["-static", "-fopenmp"]])
+@pytest.mark.parametrize("flags", [[], ["-fopenmp"], ["-static", "-fopenmp"], ["-static", "-fopenmp", "-DPRAGMA"], ["-x", "c++", "-fopenmp"]])
 def test_c_program(tmp_path, flags):
     net = nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 10)).eval()
     export(net, (torch.randn(64, 512),), tmp_path / "net.a")
     x = torch.randn(64, 512)
     (tmp_path / "main.c").write_text(MAIN)
     (tmp_path / "x").write_bytes(x.numpy().tobytes())
-    command = ["cc", "-O1", "-Wall", "-Werror", "main.c", "net.a", "-lm", "-o", "main", *flags]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    if done.returncode and "-fopenmp" in flags and ("omp" in done.stderr or "cannot find" in done.stderr):
-        pytest.skip("the C compiler has no OpenMP here, or no static libraries")
-    assert not done.returncode, done.stderr
-    out = subprocess.run(["./main", "x"], cwd=tmp_path, capture_output=True, env={"OMP_NUM_THREADS": "3"}, check=True).stdout
-    check([torch.frombuffer(bytearray(out), dtype=torch.float32).view(64, 10)], [net(x)])
+    built(tmp_path, ["cc", "-O1", "-Wall", "-Werror", *flags, "main.c", "-x", "none", "net.a", "-lm", "-o", "main"])
+    done = subprocess.run(["./main", "x"], cwd=tmp_path, capture_output=True, env={"OMP_NUM_THREADS": "3"}, check=True)
+    check([torch.frombuffer(bytearray(done.stdout), dtype=torch.float32).view(64, 10)], [net(x)])
+    assert done.stderr.decode().strip() == f"{3 if '-fopenmp' in flags else 1} threads"
+
+
+@needs_compiler
+def test_two_models_in_one_library(tmp_path):
+    """Which have a kernel in common."""
+    for name in ("one", "two"):
+        export(nn.Sequential(nn.Linear(8, 4), nn.GELU()).eval(), (torch.randn(3, 8),), tmp_path / f"{name}.a")
+    built(tmp_path, ["cc", "-shared", "-o", "both.so", "-Wl,--whole-archive", "one.a", "two.a", "-Wl,--no-whole-archive", "-lm"])
+    both = ctypes.CDLL(str(tmp_path / "both.so"))
+    assert both.one_run and both.two_run and not hasattr(both, "mlirc_parallel_for")
 
 
 @needs_compiler
@@ -297,6 +365,7 @@ def test_shared_library_without_torch(tmp_path):
         assert library.net_run(pointer(x), pointer(y), None, None) == 0
         assert not hasattr(library, "mlirc_parallel_for") and "torch" not in sys.modules
         print(*y)"""
+    assert mlirc.export(torch.export.export(net, (x,)), tmp_path / "again.so").threads == (b"libgomp" in (tmp_path / "net.so").read_bytes())
     out = subprocess.run([sys.executable, "-c", code, str(tmp_path / "net.so")], capture_output=True, text=True, check=True).stdout
     check([torch.tensor([float(n) for n in out.split()]).view(3, 4)], [net(torch.arange(24.0).view(3, 8))])
 
