@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 
@@ -12,7 +14,22 @@ import torch
 from click.testing import CliRunner
 from torch._dynamo.backends.registry import register_backend
 
-from mlirc.benchmarks import compiling, contractions, demo, groups, limits, measure, models, nets, products, suite, training, verdict
+from mlirc.benchmarks import (
+    compiling,
+    contractions,
+    demo,
+    exported,
+    flex,
+    groups,
+    limits,
+    measure,
+    models,
+    nets,
+    products,
+    suite,
+    training,
+    verdict,
+)
 from mlirc.benchmarks.in_model import kernel_ms
 from mlirc.tests import models as small
 
@@ -258,3 +275,30 @@ def test_compile_time_of_what_is_not_there(tiny):
     for command, text in ((["--models", "nothing"], "nothing"), (["--dtypes", "f8"], "dtypes: f32, bf16, f16, f64")):
         result = CliRunner().invoke(compiling.main, command)
         assert result.exit_code == 2 and text in result.output
+
+
+@pytest.fixture
+def own_threads(monkeypatch):
+    """What a command sets for its own process."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
+def test_exported(tiny, own_threads):
+    result = CliRunner().invoke(exported.main, ["--models", "tiny", "--contestants", "eager,compiled,exported", "--seconds", "0"])
+    assert result.exit_code == 0, result.output
+    assert "tiny           f32  right; made: exported" in result.output and "x eager (geometric mean)" in result.output
+    assert "contestants: eager, " in CliRunner().invoke(exported.main, ["--contestants", "none"]).output
+
+
+def test_flex(own_threads):
+    arguments = ["--shapes", "1x2x16x8", "--dtypes", "f32", "--changes", "alibi,documents", "--backends", "eager,mlirc", "--seconds", "0"]
+    result = CliRunner().invoke(flex.main, arguments)
+    assert result.exit_code == 0, result.output
+    errors = [float(e) for e in re.findall(r"mlirc .*? ms, error (\S+),", result.output)]
+    assert len(errors) == 2 and max(errors) < 1e-5
+    assert "shapes are like" in CliRunner().invoke(flex.main, ["--shapes", "big"]).output
+    assert "changes: none, " in CliRunner().invoke(flex.main, ["--changes", "odd"]).output
