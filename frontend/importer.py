@@ -33,7 +33,8 @@ from .extents import Extent, Guards, guards, normal, rounded, same
 from .graph_builder import GraphBuilder, Scalar, T
 from .graph_checks import check_inputs, check_nodes
 from .imported import AtenCall, ImportedGraph, OutputSpec, Slot, Subgraph, TensorSpec, source_of
-from .memory_order import dense, fills, inverse, memory_order, packed, tensor_spec, tensor_strides
+from .memory_order import dense, fills, inverse, memory_order, packed, tensor_spec
+from .node_sizes import extents_of, is_ragged, symbolic
 from .ops.strided import just_written
 from .registry import LOWERINGS, LeaveGraph, Unsupported
 from .replay import aliases_of_inputs, replay_of
@@ -61,7 +62,7 @@ def import_graph(
     expand_subgraphs(gm)
     known: dict[sympy.Expr, sympy.Symbol] = {}
     token = rounded.set(known)
-    sizes = [s for n in gm.graph.nodes for s in _symbolic(n.meta.get("val"))]
+    sizes = [s for n in gm.graph.nodes for s in symbolic(n.meta.get("val"))]
     guarded = guards.set(Guards(sizes[0] if sizes else None))
     try:
         graph = _Importer(gm, allow_fallback, force or {}, direction, relaid(gm, inputs) if direction == "backward" else {}, saved, sizes_given).run()
@@ -150,17 +151,17 @@ class _Importer:
     def _symbols(self, places: Sequence[torch.fx.Node]) -> list[sympy.Symbol]:
         """All symbols of the graph. Raises LeaveGraph for one whose value the inputs do not give."""
         found: dict[sympy.Symbol, None] = {}
-        ragged = {n for n in places if _is_ragged(n)}
+        ragged = {n for n in places if is_ragged(n)}
         for n in self.gm.graph.nodes:
-            for e in _extents(n) if n not in ragged else ():
+            for e in extents_of(n) if n not in ragged else ():
                 found.update(dict.fromkeys(sorted(e.free_symbols, key=str)))
-        given = {e for n in places if n not in ragged for e in _extents(n)} | set(rounded.get().values())
+        given = {e for n in places if n not in ragged for e in extents_of(n)} | set(rounded.get().values())
         if self.sizes_given:
             given |= {s for e in given for s in e.free_symbols}
-        uneven = {e for n in ragged for e in _extents(n)}
+        uneven = {e for n in ragged for e in extents_of(n)}
         for s in found:
             if s not in given:
-                n = next(n for n in self.gm.graph.nodes if n not in ragged and any(s in e.free_symbols for e in _extents(n)))
+                n = next(n for n in self.gm.graph.nodes if n not in ragged and any(s in e.free_symbols for e in extents_of(n)))
                 what = "is that of the uneven dim of a nested tensor" if s in uneven else "depends on data"
                 raise LeaveGraph(f"the size {s} {what}", node=n.format_node(), source=source_of(n))
         self.graph.symbols = list(found)
@@ -187,7 +188,7 @@ class _Importer:
 
     def _input(self, n: torch.fx.Node) -> tuple[Any, list[int], dict[str, ir.Attribute]]:
         value = self.relaid.get(n, n.meta.get("val"))
-        if _is_ragged(n):
+        if is_ragged(n):
             return None, [], {}
         if isinstance(value, torch.SymInt):
             e = normal(value)
@@ -442,35 +443,6 @@ class _Importer:
             path, _, line = found.rpartition(":")
             return ir.Location.name(n.name, ir.Location.file(path, int(line), 0))
         return ir.Location.name(n.name)
-
-
-def _symbolic(value: Any) -> list[torch.SymInt]:
-    """The SymInts in a node's value."""
-    leaves = torch.utils._pytree.tree_leaves(value)
-    flat = [s for v in leaves for s in (v.shape if isinstance(v, torch.Tensor) else (v,))]
-    return [s for s in flat if isinstance(s, torch.SymInt)]
-
-
-def _is_ragged(n: torch.fx.Node) -> bool:
-    """Whether a placeholder is the size of a nested tensor in its uneven dim, which is no number: it only tells such tensors apart."""
-    value = n.meta.get("val")
-    return isinstance(value, torch.SymInt) and value.node.is_nested_int()
-
-
-def _extents(n: torch.fx.Node) -> list[sympy.Expr]:
-    """What is symbolic in the sizes, strides and numbers of a node's value."""
-    out: list[sympy.Expr] = []
-    for value in torch.utils._pytree.tree_leaves(n.meta.get("val")):
-        extents: list[Any] = []
-        if isinstance(value, torch.Tensor):
-            extents = [*value.shape, *tensor_strides(value)]
-        elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            extents = [value.node.expr]
-        for x in extents:
-            x = normal(x) if isinstance(x, (torch.SymInt, sympy.Basic)) else x
-            if isinstance(x, sympy.Basic):
-                out.append(x)
-    return out
 
 
 _BY_STRIDES = (
