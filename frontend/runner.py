@@ -17,12 +17,12 @@ from ..runtime.program import Program
 from ..runtime.results import LARGE, LARGE_IN_TRAINING, ResultMemory, dispatch_modes, extent, most_kept, new_result
 from ..runtime.weights import WeightTable
 from .aten import laid_out
-from .backward_inputs import BackwardInputs
 from .evaluate import evaluator
 from .imported import ImportedGraph, OutputSpec, TensorSpec
 from .philox import draw_seeds
 from .replay import replayer
 from .report import GraphReport
+from .unguarded_inputs import UnguardedInputs
 
 _data_ptr = torch.Tensor.data_ptr
 _CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ class Runner:
         self.seeds = graph.seeds
         self.idle = not program.plan.steps
         self.plain = not self.constants and not self.seeds and self.tensors == list(range(len(graph.inputs)))
-        self.saved = BackwardInputs(graph) if report.direction == "backward" else None
+        self.saved = UnguardedInputs(graph) if report.direction in ("backward", "subgraph") else None
         self.weights = weights
         self.report = report
         self._weights_of = itemgetter(*weight_inputs) if len(weight_inputs) > 1 else lambda x: (x[weight_inputs[0]],)

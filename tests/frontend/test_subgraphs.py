@@ -189,6 +189,16 @@ def test_scans_and_maps(grad):
     checked(graphs, "map_impl", 2 if grad else 1, 2 if grad else 1)
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_turned_operands(grad, dynamic):
+    """Loops give the graph within slices that lie otherwise than those that it was traced with."""
+    others = [(R(7, 4),)] if dynamic else []
+    agree(lambda x: scan(lambda c, x: (c * 0.5 + x, c * x), x[:, 0] * 2, x, dim=1), R(6, 5), grad=grad, dynamic=dynamic, others=others)
+    agree(lambda x: map_over(lambda row: row.softmax(0) + 1, x.t()), R(6, 5), grad=grad, dynamic=dynamic, others=others)
+    agree(lambda x: torch.cond(x.sum() > 0, lambda y: y.reshape(-1) + 1, lambda y: y.reshape(-1) * 2, (x[:, 1:3].t(),)), R(6, 5), grad=grad, dynamic=dynamic)
+
+
 def test_error_in_a_branch():
     f = torch.compile(lambda x, i: torch.cond(i.sum() > 0, lambda x, i: x[i], lambda x, i: x[i] * 2, (x, i)), backend="mlirc", fullgraph=True)
     x = R(5)

@@ -113,7 +113,8 @@ def test_rolls(n, dtype, dynamic):
 def test_resampling(mode, dtype):
     """Planes, from a few elements to more and to fewer."""
     corners = {} if "nearest" in mode else {"align_corners": True}
-    for h, w, size in [(5, 7, (9, 14)), (3, 40, (6, 33)), (9, 65, (4, 13)), (2, 16, (2, 80)), (1, 1, (3, 17))]:
+    sizes = [(5, 7, (9, 14)), (9, 65, (4, 13)), (1, 1, (3, 17)), (3, 40, (6, 33)), (2, 16, (2, 80))]
+    for h, w, size in sizes[: 3 if mode == "bicubic" else None]:  # which takes 16 reads an element, and as much longer to compile
         def f(x, size=size):
             return F.interpolate(x, size=size, mode=mode), F.interpolate(x, size=size, mode=mode, **corners)
 

@@ -1,8 +1,9 @@
-"""What a backward graph is called with, brought to the layout that its trace has for it.
+"""What graphs are called with that no guard looks at, brought to the layout that their trace has for it.
 
 Dynamo's guards hold the arguments of a forward graph to what was traced. Nothing does that for tensors saved for backward: hooks
 on saved tensors give back what they like, and `p.data = ...` (`module.to(memory_format=...)`, sharded weights) gives a parameter
-other memory in between. Gradients of outputs may be conjugates or negatives that are still to be made.
+other memory in between. Gradients of outputs may be conjugates or negatives that are still to be made. A graph within a graph gets what
+torch's loops make of their operands: slices of a turned tensor, traced as if they were its rows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .evaluate import evaluator
 from .imported import ImportedGraph, TensorSpec
 
 
-class BackwardInputs:
+class UnguardedInputs:
     """Sizes, strides and dtypes of the tensors among a graph's placeholders."""
 
     def __init__(self, graph: ImportedGraph) -> None:
@@ -46,7 +47,7 @@ class BackwardInputs:
             shape, strides = tuple(numbers[: len(numbers) // 2]), tuple(numbers[len(numbers) // 2 :])
             if tensor.dtype != dtype or tensor.shape != shape or tensor.layout != torch.strided or tensor.device.type != "cpu":
                 is_now = f"{tensor.dtype} {list(tensor.shape)}, {tensor.layout} on {tensor.device}"
-                raise RuntimeError(f"a backward graph was given a tensor of {is_now}, where it has saved {dtype} {list(shape)}")
+                raise RuntimeError(f"a graph was given a tensor of {is_now}, where it was traced with {dtype} {list(shape)}")
             made = tensor.resolve_conj().resolve_neg()
             made = laid_out(made, strides) if tensor.numel() else made
             if made is not tensor:
