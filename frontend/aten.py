@@ -46,7 +46,7 @@ _profilers = 0
 
 @contextlib.contextmanager
 def profiling() -> Iterator[None]:
-    """Add up the seconds of each call back into ATen in `AtenCall.seconds` meanwhile, in all threads."""
+    """Add up the seconds of each call back into ATen in `AtenCall.spent` meanwhile, in all threads."""
     global _profilers
     _profilers += 1
     try:
@@ -83,7 +83,7 @@ def host_step(call: AtenCall, planned: HostCall, symbols: Sequence[sympy.Symbol]
             return run(frame)
         start = time.perf_counter()
         run(frame)
-        call.seconds += time.perf_counter() - start
+        call.spent.seconds += time.perf_counter() - start
 
     def run(frame: Frame) -> None:
         if not foreign:

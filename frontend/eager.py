@@ -21,7 +21,7 @@ class EagerRunner:
         self.gm = gm
         nodes = [n for n in gm.graph.nodes if n.op == "call_function"]
         self.calls = {n: _call(n, reason) for n in nodes}
-        left = [AtenNode(n.name, str(n.target), reason, c.source, c) for n, c in self.calls.items()]
+        left = [AtenNode(n.name, str(n.target), reason, c.source, c.spent) for n, c in self.calls.items()]
         self.report = GraphReport(direction, len(nodes), left, [], len(nodes), 0, 0, "0 bytes", seconds)
 
     def __call__(self, args: list[Any]) -> Any:
@@ -43,7 +43,7 @@ class _Timed(torch.fx.Interpreter):
             return super().run_node(n)
         finally:
             if n in self.calls:
-                self.calls[n].seconds += time.perf_counter() - start
+                self.calls[n].spent.seconds += time.perf_counter() - start
 
 
 def _call(n: torch.fx.Node, reason: str) -> AtenCall:

@@ -149,10 +149,10 @@ def measure(
         _timed_call(model, compiled, args, kwargs)
         calls = [call for graph in graphs for call in graph.aten]
         for call in calls:
-            call.call.seconds = 0.0
+            call.spent.seconds = 0.0
         with profiling():
             total = sum(_timed_call(model, compiled, args, kwargs) for _ in range(RUNS))
-    left = [LeftToAten(c.node, c.op, c.reason, c.source, c.call.seconds / total) for c in calls]
+    left = [LeftToAten(c.node, c.op, c.reason, c.source, c.spent.seconds / total) for c in calls]
     stages: dict[str, float] = {}
     for graph in graphs:
         for name, seconds in graph.seconds.items():

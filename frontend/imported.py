@@ -49,6 +49,13 @@ class OutputSpec:
 
 
 @dataclass
+class Spent:
+    """Seconds in a call while `frontend.aten.profiling` was on. Apart from the call, which holds graphs: reports outlive these."""
+
+    seconds: float = 0.0
+
+
+@dataclass
 class AtenCall:
     """A node left to ATen. `arguments` is (args, kwargs) with `Slot` in place of tensors and expressions of numbers."""
 
@@ -64,8 +71,7 @@ class AtenCall:
     strides: list[tuple[Extent, ...] | None] = field(default_factory=list)
     """Per operand: the strides that the op may count on, or None. Where an operand lies depends on what it is computed from:
     the copy that gave it these strides in the graph may be gone."""
-    seconds: float = 0.0
-    """Spent in this call while `frontend.aten.profiling` was on."""
+    spent: Spent = field(default_factory=Spent)
 
 
 @dataclass(frozen=True, eq=False)

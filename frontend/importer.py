@@ -14,6 +14,7 @@ attributes say what Python needs (`ImportedGraph` holds them as data).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -309,8 +310,6 @@ class _Importer:
         reads_data = isinstance(n.target, torch._ops.OpOverload) and n.target not in _SIZES
         if isinstance(n.meta.get("val"), numbers) and not reads_data:
             return self._number(n.meta["val"])
-        import operator
-
         if (written := just_written(n)) is not None:
             return self.env[written]
         args, kwargs = torch.fx.node.map_arg((n.args, n.kwargs), lambda a: _Boxed(self.env[a]))

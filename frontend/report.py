@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..driver import CompiledGraph
 from ..runtime.memory import plan_offsets
-from .imported import AtenCall, ImportedGraph
+from .imported import ImportedGraph, Spent
 
 
 @dataclass
@@ -19,7 +19,7 @@ class AtenNode:
     op: str
     reason: str
     source: str | None
-    call: AtenCall = field(repr=False, compare=False)
+    spent: Spent = field(repr=False, compare=False)
 
 
 @dataclass
@@ -46,7 +46,7 @@ class GraphReport:
         cls, direction: str, graph: ImportedGraph, compiled: CompiledGraph, seconds: dict[str, float]
     ) -> "GraphReport":
         used = {h.name for h in compiled.planned.hosts}
-        aten = [AtenNode(c.node, str(c.target), c.reason, c.source, c) for c in graph.aten_calls if c.name in used]
+        aten = [AtenNode(c.node, str(c.target), c.reason, c.source, c.spent) for c in graph.aten_calls if c.name in used]
         names = [k.name for k in compiled.kernels]
         symbols = {k.symbol: k.name for k in compiled.kernels}
         planned = compiled.planned

@@ -4,6 +4,7 @@
     flex_attention(q, k, v, score, mask)      products and a softmax, as torch's own definition has them, with the graphs of score and mask
     cond(p, graph, graph, x), while_loop,     a call of torch's function, which gets compiled graphs (`compiled_calls`)
     scan, map
+    auto_functionalized(op, x)                a call of torch's function: an op of others that writes to its arguments
 
 The first two are expanded before a graph is imported, so that what they hold is fused with what is around it.
 """
@@ -28,7 +29,7 @@ ops = torch.ops.higher_order
 
 aten = torch.ops.aten
 
-CONTROL_FLOW = (ops.cond, ops.while_loop, ops.scan, ops.map_impl)
+CONTROL_FLOW = (ops.cond, ops.while_loop, ops.while_loop_stack_output, ops.scan, ops.map_impl)
 """Those that decide at run time what runs, and how often."""
 
 WRITERS = (ops.auto_functionalized, ops.auto_functionalized_v2)
@@ -41,16 +42,18 @@ CALLED = (*CONTROL_FLOW, *WRITERS)
 def expand_subgraphs(gm: torch.fx.GraphModule) -> None:
     """Put graphs that are called in the place of their calls, in place; those of `CALLED` stay."""
     calls = [n for n in gm.graph.nodes if n.target in (ops.invoke_subgraph, ops.flex_attention)]
-    for node in calls:
-        if node.target is ops.invoke_subgraph:
-            sub = getattr(gm, node.args[0].target)
-            expand_subgraphs(sub)
-            _splice(gm, node, sub, node.args[2:], anew=True)
-        else:
-            _splice(gm, node, *_attention(gm, node))
-    if calls:
-        gm.graph.eliminate_dead_code()
-        gm.recompile()
+    try:
+        for node in calls:
+            if node.target is ops.invoke_subgraph:
+                sub = getattr(gm, node.args[0].target)
+                expand_subgraphs(sub)
+                _splice(gm, node, sub, node.args[2:], anew=True)
+            else:
+                _splice(gm, node, *_attention(gm, node))
+    finally:  # the graph is one in any case, and ATen may have to run it
+        if calls:
+            gm.graph.eliminate_dead_code()
+            gm.recompile()
 
 
 def _attention(gm: torch.fx.GraphModule, node: torch.fx.Node) -> tuple[torch.fx.GraphModule, list[torch.fx.Node]]:
@@ -81,7 +84,7 @@ def _attention(gm: torch.fx.GraphModule, node: torch.fx.Node) -> tuple[torch.fx.
 def _splice(gm: torch.fx.GraphModule, call: torch.fx.Node, sub: torch.fx.GraphModule, arguments: Sequence[Any], anew: bool = False) -> None:
     """The nodes of `sub` in front of `call`, whose results are read instead of it.
 
-    `anew`: with values of their own, for a graph of several calls. Fake tensors tell what shares memory, and the sizes of a call.
+    `anew`: with fake tensors of their own (`meta["val"]`), for a graph of several calls. These tell what shares memory, and the sizes of a call.
     """
     env: dict[torch.fx.Node, Any] = dict(zip(sub.graph.find_nodes(op="placeholder"), arguments))
     results: Any = None
@@ -103,7 +106,7 @@ def _splice(gm: torch.fx.GraphModule, call: torch.fx.Node, sub: torch.fx.GraphMo
 
 def _value(node: torch.fx.Node) -> Any:
     """What a node gives for what its arguments are."""
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"] if "val" in n.meta else getattr(n.graph.owning_module, n.target))
     mode = torch._guards.detect_fake_mode(pytree.tree_leaves((args, kwargs)))
     if mode is None:
         return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -149,15 +152,14 @@ def compiled_calls(calls: Sequence[AtenCall], compiler: Callable[[torch.fx.Graph
 def _callable(x: Any, compiler: Callable[..., Any]) -> Any:
     if not isinstance(x, Subgraph):
         return x
-    inputs = [n.meta.get("val") for n in x.gm.graph.find_nodes(op="placeholder")]
-    output = x.gm.graph.output_node()
-    single = not isinstance(output.args[0], (tuple, list))
-    if single:  # the condition of a loop
-        output.args = ((output.args[0],),)
-        x.gm.recompile()
+    graph = torch.fx.Graph()  # of its own: another call may have the same one
+    results: Any = graph.graph_copy(x.gm.graph, {})
+    single = not isinstance(results, (tuple, list))
+    graph.output((results,) if single else results)  # the condition of a loop is no tuple
+    inputs = [n.meta.get("val") for n in graph.find_nodes(op="placeholder")]
     # What torch knows of the graph around it is nothing that this one has.
     with torch._guards.tracing(None):
-        run = compiler(x.gm, inputs)
+        run = compiler(torch.fx.GraphModule(x.gm, graph), inputs)
 
     def call(*args: Any) -> Any:
         results = run(list(args))

@@ -47,7 +47,7 @@ class UnguardedInputs:
             shape, strides = tuple(numbers[: len(numbers) // 2]), tuple(numbers[len(numbers) // 2 :])
             if tensor.dtype != dtype or tensor.shape != shape or tensor.layout != torch.strided or tensor.device.type != "cpu":
                 is_now = f"{tensor.dtype} {list(tensor.shape)}, {tensor.layout} on {tensor.device}"
-                raise RuntimeError(f"a graph was given a tensor of {is_now}, where it was traced with {dtype} {list(shape)}")
+                raise RuntimeError(f"a graph was given a tensor of {is_now}, where one of {dtype} {list(shape)} was saved, or traced")
             made = tensor.resolve_conj().resolve_neg()
             made = laid_out(made, strides) if tensor.numel() else made
             if made is not tensor:

@@ -200,7 +200,7 @@ def _attribute(call: Callable[[], Any], row: Row) -> None:
 
     left = [node for graph in _graphs for node in graph.aten]
     for node in left:
-        node.call.seconds = 0.0
+        node.spent.seconds = 0.0
     with aten.profiling(), profile.profiling() as kernels:
         start = time.perf_counter()
         for _ in range(RUNS):
@@ -208,7 +208,7 @@ def _attribute(call: Callable[[], Any], row: Row) -> None:
         total = time.perf_counter() - start
     groups: dict[tuple[str, str], list[float]] = {}
     for node in left:
-        groups.setdefault((node.op, node.reason), []).append(node.call.seconds / total)
+        groups.setdefault((node.op, node.reason), []).append(node.spent.seconds / total)
     row["aten"] = [
         {"op": op, "reason": reason, "calls": len(shares), "share": sum(shares)}
         for (op, reason), shares in sorted(groups.items(), key=lambda item: -sum(item[1]))

@@ -136,14 +136,48 @@ def test_region_that_sorts_and_holds_a_constant():
     assert left(graphs) == ["aten.sort.default"] * 2 and graphs[0].kernels
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_region_that_holds_control_flow(grad):
+    """Several calls of one graph within the graph within."""
+
+    @torch.compiler.nested_compile_region
+    def turns(x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x * 2, (x,))
+
+    @torch.compiler.nested_compile_region
+    def loops(x):
+        return while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 1.5), (torch.zeros((), dtype=torch.long), x))[1]
+
+    whole = [g for g in agree(lambda x: turns(turns(x) + 1) + 1, R(3, 4), grad=grad) if g.direction != "subgraph"]
+    assert set(left(whole)) == {"cond"} and all(g.kernels for g in whole)
+    if not grad:
+        graphs = agree(lambda x: loops(loops(x) + 1), R(3, 4))
+        checked(graphs, "while_loop", 4, 1, calls=2)
+
+
+def test_graphs_within_graphs_are_freed():
+    import gc
+
+    from mlirc.frontend.runner import Runner
+
+    def live():
+        torch._dynamo.reset()
+        gc.collect()
+        return sum(isinstance(x, Runner) for x in gc.get_objects())
+
+    before = live()
+    torch.compile(lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,)), backend="mlirc")(R(3))
+    assert live() <= before
+
+
 # Control flow
 
 
-def checked(graphs, op, parts, around):
-    """One call of torch's, `parts` graphs that are compiled within, and kernels around it."""
+def checked(graphs, op, parts, around, calls=1):
+    """Calls of torch's, `parts` graphs that are compiled within, and kernels around it."""
     whole = [g for g in graphs if g.direction != "subgraph"]
     within = [g for g in graphs if g.direction == "subgraph"]
-    assert left(whole) == [op] * len(whole) and left(within) == []
+    assert left(whole) == [op] * len(whole) * calls and left(within) == []
     assert len(within) == parts and all(g.kernels for g in (*within, *whole)) and len(whole) == around
 
 
