@@ -29,7 +29,7 @@ ops = torch.ops.higher_order
 
 aten = torch.ops.aten
 
-CONTROL_FLOW = (ops.cond, ops.while_loop, ops.while_loop_stack_output, ops.scan, ops.map_impl)
+CONTROL_FLOW = (ops.cond, ops.while_loop, ops.scan, ops.map_impl)
 """Those that decide at run time what runs, and how often."""
 
 WRITERS = (ops.auto_functionalized, ops.auto_functionalized_v2)
@@ -68,17 +68,24 @@ def _attention(gm: torch.fx.GraphModule, node: torch.fx.Node) -> tuple[torch.fx.
     values = [n.meta["val"] for n in given]
     mode = torch._guards.detect_fake_mode(values)
     assert mode is not None
+    table = {**decompositions(), aten._to_copy.default: _number_as_tensor}
     with mode:
-        traced = make_fx(call, decomposition_table=decompositions())(*values)
-    results = traced.graph.output_node().args[0]
-    for n, expected in zip(results, node.meta["val"]):  # type: ignore[arg-type]
-        with mode:  # callers go by the strides of the query
-            n.meta["val"] = torch.empty_strided(expected.shape, expected.stride(), dtype=expected.dtype)
+        traced = make_fx(lambda *values: _as_described(call(*values), node.meta["val"]), decomposition_table=table)(*values)
+        for n, expected in zip(traced.graph.output_node().args[0], node.meta["val"]):  # type: ignore[arg-type]
+            n.meta["val"] = torch.empty_strided(expected.shape, expected.stride(), dtype=expected.dtype)  # callers go by those of the query
     for n in traced.graph.nodes:
         n.meta.update({name: node.meta[name] for name in ("stack_trace", "nn_module_stack") if name in node.meta})
-        if n.target is aten._to_copy.default and not isinstance(n.args[0], torch.fx.Node):
-            n.target, n.kwargs = aten.scalar_tensor.default, {"dtype": n.kwargs["dtype"]}  # a number that vmap has made a tensor
     return traced, given
+
+
+def _as_described(results: Sequence[torch.Tensor], described: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """In the dtypes that the rest of the graph was traced with: torch says that sums of exponentials of f64 are f32."""
+    return [x.to(d.dtype) for x, d in zip(results, described, strict=True)]
+
+
+def _number_as_tensor(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    """A decomposition of `_to_copy` for numbers, which vmap hands to it in place of tensors."""
+    return NotImplemented if isinstance(x, torch.Tensor) else aten.scalar_tensor.default(x, dtype=dtype)
 
 
 def _splice(gm: torch.fx.GraphModule, call: torch.fx.Node, sub: torch.fx.GraphModule, arguments: Sequence[Any], anew: bool = False) -> None:
@@ -157,7 +164,7 @@ def _callable(x: Any, compiler: Callable[..., Any]) -> Any:
     single = not isinstance(results, (tuple, list))
     graph.output((results,) if single else results)  # the condition of a loop is no tuple
     inputs = [n.meta.get("val") for n in graph.find_nodes(op="placeholder")]
-    # What torch knows of the graph around it is nothing that this one has.
+    # What torch knows of the graph around it (which of its placeholders are weights, which outputs are views) is not so of this one.
     with torch._guards.tracing(None):
         run = compiler(torch.fx.GraphModule(x.gm, graph), inputs)
 

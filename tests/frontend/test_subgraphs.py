@@ -74,8 +74,9 @@ def test_flex_attention_of_a_mask(dynamic):
     assert left(graphs) == []
 
 
-def test_flex_attention_of_several_lengths():
-    f = FLEX["position"]
+@pytest.mark.parametrize("name", ["position", "length"])
+def test_flex_attention_of_several_lengths(name):
+    f = {**FLEX, "length": lambda q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s * q.shape[2] / 20)}[name]
     shapes = [(2, 4, 20, 16), (2, 4, 33, 16), (2, 4, 7, 16)]
     first, *others = [[R(shape) for _ in range(3)] for shape in shapes]
     graphs = agree(f, *first, dynamic=True, others=others)
@@ -86,6 +87,14 @@ def test_flex_attention_in_half_precision():
     q, k, v = (R(2, 4, 64, 32).bfloat16() for _ in range(3))
     f = torch.compile(FLEX["position"], backend="mlirc", fullgraph=True)
     torch.testing.assert_close(f(q, k, v).double(), FLEX["position"](q.double(), k.double(), v.double()), rtol=3e-2, atol=3e-2)
+
+
+def test_flex_attention_in_double_precision():
+    q, k, v = (R(2, 4, 20, 8).double() for _ in range(3))
+    out, lse = torch.compile(FLEX["logsumexp"], backend="mlirc", fullgraph=True)(q, k, v)
+    expected, sums = FLEX["logsumexp"](q, k, v)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(lse.double(), sums, rtol=1e-6, atol=1e-6)  # f32, as torch describes them to what is traced
 
 
 def test_flex_attention_exported(tmp_path):
