@@ -31,7 +31,7 @@ from .collector import paused
 from .decompositions import decompositions
 from .eager import EagerRunner
 from .guarded import GuardedRunner, guarded
-from .imported import ImportedGraph, TensorSpec
+from .imported import ImportedGraph
 from .importer import import_graph
 from .memory_guards import guard_memory
 from .overlaps import check_overlaps
@@ -164,7 +164,7 @@ def _compile(
     with ir.Context():
         graph = import_graph(gm, options.fallback, force, direction, inputs, saved_outputs(gm, direction))
         imported = time.perf_counter()
-        tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
+        tensors = graph.tensors
         n_outputs = sum(o.kind == "tensor" for o in graph.outputs)
         writes = [tensors.index(i) for i in graph.writes]
         # The places of parameters are those of the forward graph.

@@ -24,7 +24,7 @@ from ..passes.registry import UserCode, graph_stages, kernel_names, kernel_stage
 from ..passes.results import lying
 from .backend import capture
 from .explain import call, restored
-from .imported import ImportedGraph, TensorSpec
+from .imported import ImportedGraph
 from .importer import import_graph
 from .saved import lay, loose_results, report_strides, saved_outputs
 from .static_inputs import static_inputs, weight_inputs
@@ -118,7 +118,7 @@ def _report_saved(graph: Captured, options: Options) -> None:
 def _imported(graph: Captured, options: Options) -> tuple[ImportedGraph, list[int]]:
     """The module of a graph, ready for the graph passes, and the tensor arguments that it writes to."""
     imported = import_graph(graph.module, options.fallback, direction=graph.direction, inputs=graph.inputs, saved=graph.saved)
-    tensors = [i for i, spec in enumerate(imported.inputs) if isinstance(spec, TensorSpec)]
+    tensors = imported.tensors
     kept = weight_inputs(imported, graph.static) if graph.direction == "inference" and options.prepack else []
     mark_weights(imported.module, [tensors.index(i) for i in kept])
     mark_loose(imported.module, loose_results(imported))

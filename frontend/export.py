@@ -8,7 +8,6 @@ The graph goes the way of every other one (`frontend.importer`, `driver`); weigh
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import re
@@ -17,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding as llvm
 import sympy
 import torch
 
@@ -29,19 +27,16 @@ from ..options import Options
 from ..passes.outline import Kernel
 from ..passes.registry import read_files
 from ..passes.strategy import parse_pins
-from ..runtime import abi, elf
-from ..runtime.archive import Member, write_archive
-from ..runtime.artefact import Interface, Size, TensorArgument, check_inputs, program_ir, read_inputs
+from ..runtime.archive import write_archive
+from ..runtime.artefact import Interface, Size, TensorArgument, read_inputs
 from ..runtime.header import header_text
 from ..runtime.linker import link_shared
-from ..runtime.loader import assemble
+from ..runtime.members import Piece, laid, members
 from ..runtime.memory import Block
-from ..runtime.openmp import LOOP_IR, without_torch
 from ..runtime.plan import KernelStep, Plan
 from ..runtime.program import Program
 from ..runtime.recipes import recipes
 from ..runtime.results import extent
-from ..runtime.tables import bf16_table
 from .exported import LiftedGraph, conditions, lift
 from .imported import ImportedGraph, TensorSpec
 from .importer import import_graph
@@ -58,15 +53,6 @@ class Exported:
     kernels: int
     threads: bool
     """False for a shared library that was linked without OpenMP, which computes in the thread that calls it."""
-
-
-@dataclass
-class _Piece:
-    """Bytes of the library, and what keeps them in memory until it is written."""
-
-    address: int
-    nbytes: int
-    owner: Any
 
 
 def export(program: torch.export.ExportedProgram, path: str | Path, *, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Exported:
@@ -95,17 +81,16 @@ def export(program: torch.export.ExportedProgram, path: str | Path, *, options: 
     interface = _interface(name, graph, lifted)
     pieces = _pieces(graph, lifted, compiled, chosen, target, files)
     used = set(read_inputs(plan))
-    embedded, kept = _laid({n: p for n, p in pieces.items() if n in used})
-    check_inputs(plan, interface, embedded)
-    members = _members(compiled, interface, embedded, kept, target)
+    starts, kept = laid({n: p for n, p in pieces.items() if n in used})
+    objects = members(plan, interface, starts, kept, {k.symbol: k.code for k in compiled.kernels}, target.features)
     vectors = ", ".join(f for f in target.features if f.startswith(("avx", "amx", "fma")))
     made_for = target.name if target.name != "host" else f"CPUs with {vectors or 'x86-64-v2'}"
     text = header_text(interface, made_for)
     threads = True
     if path.suffix == ".so":
-        threads = link_shared(path, members, name)
+        threads = link_shared(path, objects, name)
     else:
-        write_archive(path, members)
+        write_archive(path, objects)
     header = path.with_suffix(".h")
     header.write_text(text)
     return Exported(path, header, path.stat().st_size, sum(p.nbytes for p in kept), len(compiled.kernels), threads)
@@ -124,7 +109,7 @@ def _compiled(program: torch.export.ExportedProgram, options: Options, target: T
     with ir.Context(), torch.no_grad():
         graph = import_graph(lifted.gm, sizes_given=True)
         _check(graph)
-        tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
+        tensors = graph.tensors
         weights = [tensors.index(i) for i in lifted.kept if i in tensors and i not in graph.writes] if options.prepack else []
         writes = [tensors.index(i) for i in graph.writes]
         n_outputs = sum(o.kind == "tensor" for o in graph.outputs)
@@ -145,7 +130,7 @@ def _check(graph: ImportedGraph) -> None:
 
 
 def _interface(name: str, graph: ImportedGraph, lifted: LiftedGraph) -> Interface:
-    tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
+    tensors = graph.tensors
     given = [i for i in lifted.arguments if i in tensors]
     fixed = [s for s in graph.symbols if s in graph.rounded]
     numbers = {graph.inputs[i]: name for i, name in lifted.arguments.items() if isinstance(graph.inputs[i], sympy.Symbol)}
@@ -168,13 +153,13 @@ def _argument(name: str, spec: TensorSpec, written: bool = False) -> TensorArgum
 
 def _pieces(
     graph: ImportedGraph, lifted: LiftedGraph, compiled: CompiledGraph, options: Options, target: Target, files: Any
-) -> dict[int, _Piece]:
+) -> dict[int, Piece]:
     """What the model keeps, by the plan's input: its tensors as they are, and what is computed from them."""
     planned = compiled.planned
-    tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
+    tensors = graph.tensors
     values = {n: lifted.kept[i] for n, i in enumerate(tensors) if i in lifted.kept}
     values |= {n: t for n, t in enumerate(graph.constants, len(tensors) - len(graph.constants))}
-    out = {n: _Piece(t.data_ptr(), extent(t.shape, t.stride(), t.dtype), t) for n, t in values.items()}
+    out = {n: Piece(t.data_ptr(), extent(t.shape, t.stride(), t.dtype), t) for n, t in values.items()}
     if planned.weights is None:
         return out
     kernels = _runnable(planned.weights, compiled.kernels, options, target, files)
@@ -185,7 +170,7 @@ def _pieces(
     blocks = [shared.setdefault(r.of(addresses), Block(n)) for r, n in zip(recipes(planned.weights), planned.weight_bytes)]
     program.run(addresses, [b.address for b in blocks])
     first = planned.plan.n_inputs - len(blocks)
-    return out | {first + i: _Piece(b.address, n, b) for i, (b, n) in enumerate(zip(blocks, planned.weight_bytes))}
+    return out | {first + i: Piece(b.address, n, b) for i, (b, n) in enumerate(zip(blocks, planned.weight_bytes))}
 
 
 def _runnable(
@@ -197,51 +182,3 @@ def _runnable(
         return {k.symbol: k for k in called}
     own = compile_kernels([Kernel(k.name, k.text, k.text) for k in called], Target.host(), options, files)
     return {k.symbol: here for k, here in zip(called, own)}
-
-
-def _laid(pieces: Mapping[int, _Piece]) -> tuple[dict[int, int], list[_Piece]]:
-    """(where each begins in the data, the pieces one after another): tensors that two parameters share are there once."""
-    starts: dict[int, int] = {}
-    at: dict[tuple[int, int], int] = {}
-    end = 0
-    kept = []
-    for number, piece in pieces.items():
-        key = (piece.address, piece.nbytes)
-        if key not in at:
-            at[key] = end
-            end += _aligned(piece.nbytes)
-            kept.append(piece)
-        starts[number] = at[key]
-    return starts, kept
-
-
-def _aligned(nbytes: int) -> int:
-    """Empty tensors have a place, too."""
-    nbytes = max(nbytes, 1)
-    return -(-nbytes // abi.ALIGNMENT) * abi.ALIGNMENT
-
-
-def _members(
-    compiled: CompiledGraph, interface: Interface, embedded: Mapping[int, int], kept: Sequence[_Piece], target: Target
-) -> list[Member]:
-    called = {s.symbol for s in compiled.planned.plan.steps if isinstance(s, KernelStep)}
-    kernels = {k.symbol: elf.weak_and_hidden(without_torch(k.code)) for k in compiled.kernels if k.symbol in called}
-    llvm.initialize_native_asmparser()  # for CPUID
-    program = assemble(program_ir(compiled.planned.plan, interface, embedded, target.features))
-    objects = [program, *kernels.values(), assemble(LOOP_IR)]
-    members = [Member.of(f"{n:04d}.o", obj) for n, obj in enumerate(objects)]
-    needed = {s.name for obj in objects for s in elf.symbols(obj) if not s.section}
-    for symbol in sorted(s for s in needed if s.startswith(abi.BF16_TABLE)):
-        members.append(_data(f"{len(members):04d}.o", symbol, [_Piece(bf16_table(symbol), 4 << 16, None)]))
-    if kept:
-        members.append(_data("data.o", interface.data_symbol, kept))
-    return members
-
-
-def _data(name: str, symbol: str, pieces: Sequence[_Piece]) -> Member:
-    before, after = elf.data_object(symbol, sum(_aligned(p.nbytes) for p in pieces))
-    parts: list[Any] = [before]
-    for p in pieces:
-        parts.append(memoryview((ctypes.c_char * p.nbytes).from_address(p.address)) if p.nbytes else b"")
-        parts.append(bytes(_aligned(p.nbytes) - p.nbytes))
-    return Member(name, [symbol], [*parts, after])

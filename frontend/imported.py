@@ -112,6 +112,11 @@ class ImportedGraph:
     returned: int = 0
     nodes: int = 0
 
+    @property
+    def tensors(self) -> list[int]:
+        """The positions of the tensors among the inputs: the program's inputs, in order."""
+        return [i for i, spec in enumerate(self.inputs) if isinstance(spec, TensorSpec)]
+
 
 def source_of(n: torch.fx.Node) -> str | None:
     """`file:line` of the user's model, from the innermost frame that is not torch's own."""

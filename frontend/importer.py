@@ -369,7 +369,7 @@ class _Importer:
         op = n.args[1] if n.target is torch.ops.higher_order.with_effects else n.target
         if not isinstance(op, torch._ops.OpOverload) and op not in CALLED:
             raise LeaveGraph(reason, node=n.format_node(), source=source_of(n), stage="import")
-        if op not in CALLED and (op.namespace == "quantized" or op._schema.name.startswith("aten::quantize_")):
+        if op.namespace == "quantized" or str(op).startswith("aten.quantize_"):
             raise LeaveGraph(f"{n.target} makes a quantised tensor", node=n.format_node(), source=source_of(n), stage="import")
         operands: list[T] = []
 
@@ -403,7 +403,7 @@ class _Importer:
             func.FuncOp(name, kind, visibility="private")
         call = func.CallOp(types, name, [x.value for x in operands])
         call.operation.attributes["mlirc.sizes"] = ir.ArrayAttr.get(sizes)
-        if op in CALLED or op.namespace not in ("aten", "prims", "mlirc") or torch.Tag.nondeterministic_seeded in op.tags:
+        if op.namespace not in ("aten", "prims", "mlirc") or torch.Tag.nondeterministic_seeded in op.tags:
             call.operation.attributes[st.ORDERED] = ir.UnitAttr.get()
         described = [TensorSpec(x.shape, (), x.dtype) for x in operands]
         source = source_of(n)
@@ -427,7 +427,7 @@ class _Importer:
         for x in torch.utils._pytree.tree_leaves((n.args, n.kwargs)):
             if isinstance(x, torch.fx.Node) and isinstance(self.env[x], (T, list)):
                 specs += [tensor_spec(v) for v in torch.utils._pytree.tree_leaves(x.meta["val"]) if isinstance(v, torch.Tensor)]
-        exact = n.target in CALLED or n.target.namespace not in ("aten", "prims") or n.target in _BY_STRIDES  # type: ignore[union-attr]
+        exact = n.target.namespace not in ("aten", "prims") or n.target in _BY_STRIDES  # type: ignore[union-attr]
         assert len(specs) == count, f"{n.target}: {len(specs)} tensors in the graph, {count} operands"
         return [s.strides if exact or dense(s.shape, s.strides) else None for s in specs]
 

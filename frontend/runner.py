@@ -46,7 +46,7 @@ class Runner:
         # On the instance: wrappers copy its __dict__, and look here for the calling convention.
         self._boxed_call = True
         self.program = program
-        self.tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
+        self.tensors = graph.tensors
         self.sizes = [_size_reader(s, graph) for s in graph.symbols]
         keep = _kept_from(graph, report.direction)
         outputs = [_output(o, graph, keep) for o in graph.outputs]

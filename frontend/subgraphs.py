@@ -94,20 +94,14 @@ def _splice(gm: torch.fx.GraphModule, call: torch.fx.Node, sub: torch.fx.GraphMo
     `anew`: with fake tensors of their own (`meta["val"]`), for a graph of several calls. These tell what shares memory, and the sizes of a call.
     """
     env: dict[torch.fx.Node, Any] = dict(zip(sub.graph.find_nodes(op="placeholder"), arguments))
-    results: Any = None
     with gm.graph.inserting_before(call):
-        for n in sub.graph.nodes:
-            if n.op == "output":
-                results = torch.fx.map_arg(n.args[0], env.__getitem__)
-            elif n.op == "get_attr":
-                name = _free_name(gm, n.target)
-                setattr(gm, name, getattr(sub, n.target))
-                env[n] = gm.graph.create_node("get_attr", name)
-                env[n].meta = dict(n.meta)
-            elif n.op != "placeholder":
-                env[n] = gm.graph.node_copy(n, env.__getitem__)
-                if anew:
-                    env[n].meta["val"] = _value(env[n])
+        results = gm.graph.graph_copy(sub.graph, env)
+    for n, copy in env.items():
+        if n.op == "get_attr":
+            copy.target = _free_name(gm, n.target)
+            setattr(gm, copy.target, getattr(sub, n.target))
+        elif anew and n.op != "placeholder":
+            copy.meta["val"] = _value(copy)
     _replace(call, results)
 
 

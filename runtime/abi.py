@@ -17,6 +17,12 @@ OTHER_SIZE = 6
 ALIGNMENT = 64
 """Every arena buffer starts on a multiple of this many bytes."""
 
+
+def aligned(nbytes: int) -> int:
+    """The least multiple of `ALIGNMENT` that is not below it."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
 BF16_TABLE = "mlirc_bf16_"
 """Of the symbol of a table that a kernel reads, before the name of its function: `runtime.tables` provides it."""
 

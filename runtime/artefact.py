@@ -90,6 +90,7 @@ def program_ir(plan: Plan, interface: Interface, embedded: Mapping[int, int], fe
     `embedded` maps those of the plan's inputs that are part of the artefact to where they begin in its data. Raises CompileError for
     sizes that cannot be computed natively, and for an input that nobody gives.
     """
+    _check_inputs(plan, interface, embedded)
     offsets, arena_bytes = plan_offsets(plan.arena)
     layout = Layout(plan, offsets)
     steps = encode_steps(plan, layout)
@@ -217,12 +218,8 @@ def _sum_of(interface: Interface, expr: Expr, more: int) -> tuple[list[str], str
 
 
 def _workspace(interface: Interface, frame_bytes: int, arena_bytes: Expr) -> str:
-    lines, value = _sum_of(interface, arena_bytes, _frame_room(frame_bytes) + abi.ALIGNMENT)
+    lines, value = _sum_of(interface, arena_bytes, abi.aligned(frame_bytes) + abi.ALIGNMENT)
     return "\n".join([f"define i64 @{interface.name}_workspace(ptr %sizes) {{", *lines, f"  ret i64 {value}", "}"])
-
-
-def _frame_room(nbytes: int) -> int:
-    return -(-nbytes // abi.ALIGNMENT) * abi.ALIGNMENT
 
 
 def _output_bytes(interface: Interface) -> str:
@@ -276,7 +273,7 @@ def _run(interface: Interface, layout: Layout, frame_bytes: int, has_sizes: bool
         return emit(f"getelementptr i64, ptr %frame, i64 {n}")
 
     arguments = slot_of(layout.size)
-    arena = emit(f"getelementptr i8, ptr %frame, i64 {_frame_room(frame_bytes)}")
+    arena = emit(f"getelementptr i8, ptr %frame, i64 {abi.aligned(frame_bytes)}")
     for n, value in [(CONTEXT, arguments), (ARENA, arena), (layout.size, slot_of(STATUS)), *given]:
         lines.append(f"  store ptr {value}, ptr {slot_of(n)}")
     for i, symbol in enumerate(layout.symbols):
@@ -294,7 +291,7 @@ def _run(interface: Interface, layout: Layout, frame_bytes: int, has_sizes: bool
     return "\n".join([*declarations, f"define i32 @{interface.name}_run(ptr %inputs, ptr %outputs, ptr %sizes, ptr %workspace) {{", *lines, "}"])
 
 
-def check_inputs(plan: Plan, interface: Interface, embedded: Mapping[int, int]) -> None:
+def _check_inputs(plan: Plan, interface: Interface, embedded: Mapping[int, int]) -> None:
     """Raises CompileError if a kernel reads an input of the plan that neither the caller nor the artefact has."""
     given = {p for p in interface.places if p is not None} | set(embedded)
     for number in read_inputs(plan):

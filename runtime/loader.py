@@ -90,6 +90,7 @@ def assemble(text: str, opt: int = 1) -> bytes:
 def _initialize() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()  # for instructions that are written as such (`runtime.cpuid`)
 
 
 def _resolve(tables: dict[str, list[elf.Symbol]], exports: set[str]) -> dict[str, int]:

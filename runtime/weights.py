@@ -16,7 +16,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .abi import ALIGNMENT
+from .abi import aligned
 from .fingerprint import Samples
 from .memory import Block
 from .program import Program
@@ -187,13 +187,9 @@ def _look_at(tensors: Sequence[torch.Tensor], samples: Samples) -> list[Weight]:
 
 def _block(nbytes: Sequence[int]) -> tuple[Block, list[int]]:
     """A block with room for pieces of so many bytes, and their addresses."""
-    ends = list(itertools.accumulate(_aligned(n) for n in nbytes))
+    ends = list(itertools.accumulate(aligned(n) for n in nbytes))
     block = Block(ends[-1] if ends else 0)
-    return block, [block.address + end - _aligned(n) for n, end in zip(nbytes, ends)]
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return block, [block.address + end - aligned(n) for n, end in zip(nbytes, ends)]
 
 
 def _forget(table: weakref.ref[WeightTable], pointers: tuple[int, ...], _: object) -> None:

@@ -23,13 +23,6 @@ from mlirc.tests.exported import members
 S = sympy.Symbol("s0", integer=True, positive=True)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _inline_assembly():
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    llvm.initialize_native_asmparser()
-
-
 @pytest.mark.parametrize("nbytes", [1, 37, 64, 4096])
 def test_data_as_object(nbytes):
     data = np.arange(nbytes, dtype=np.uint8).tobytes()
