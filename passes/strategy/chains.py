@@ -21,7 +21,9 @@ from ...dialects.mlir import ir
 from .. import structure as st
 from .common import LINE
 from .contractions import ContractionStrategy
+from .heights import short_tiles
 from .loops import LoopStrategy
+from .seen import LEAST_BLOCKS, Seen, seen
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -60,6 +62,8 @@ class ChainStrategy:
     parts: list[Strategy]
     spans: list[tuple[int, int]]
     """Iterations of each part for one of the batch, and for a block of rows."""
+    seen: Seen | None = None
+    """Which columns a block of rows sees; None where that is all of them."""
     kind: str = "chain"
     why: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -98,6 +102,14 @@ def chain(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passe
     if heavy := reads_in_common(parts, target):
         return heavy
     each, why = nbytes // batch, {"together": f"up to {room >> 10} KB between the kernels, an eighth of the second-level cache"}
+    hidden = seen(parts, batches.strategies, passed)
+    if isinstance(hidden, Seen):
+        if whole == batch and isinstance(found := _blocks_that_see(hidden, parts, batches.strategies, passed, batch, rows, room * rows // each), _Spans):
+            why["seen"] = f"{len(hidden.conditions)} conditions hide columns, of which blocks of {hidden.block} are left out"
+            why["row_block"] = why.pop("together")
+            return ChainStrategy(batch, rows, 1, found.row_block, list(found.strategies), found.spans, hidden, why=why)
+    elif hidden:
+        why["seen"] = f"all columns: {hidden}"
     if each <= room:
         together = max((n for n in range(1, batch + 1) if batch % n == 0 and n * each <= room and batch // n >= LEAST_CHUNKS), default=1)
         return ChainStrategy(batch, rows, together, rows, list(batches.strategies), batches.spans, why=why)
@@ -108,6 +120,18 @@ def chain(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passe
         return f"{each >> 10} KB between the kernels are more than {room >> 10}, and {blocks}"
     why["row_block"] = why.pop("together")
     return ChainStrategy(batch, rows, 1, blocks.row_block, list(blocks.strategies), blocks.spans, why=why)
+
+
+def _blocks_that_see(
+    hidden: Seen, parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], batch: int, rows: int, room: int
+) -> _Spans | str:
+    """Blocks of rows that are low enough to see different columns."""
+    plain = [
+        replace(s, overlapped=False, fetch_ahead=False) if c is not None and isinstance(s, ContractionStrategy) and s.tiles else s
+        for s, c in zip(strategies, hidden.classes)
+    ]
+    most = -(-rows // LEAST_BLOCKS)
+    return _row_blocks(parts, plain, passed, batch, rows, (min(room, most), MOST_SHARES * min(room, most)))
 
 
 def reads_in_common(parts: Sequence[KernelFunction], target: Target) -> str:
@@ -195,7 +219,10 @@ def _row_blocks(
 ) -> _Spans | str:
     """The same with blocks of rows of the products as the next loop: as many as there is room for, or the fewest that
     are whole register tiles of all."""
-    height = math.lcm(*(s.rows for s in strategies if isinstance(s, ContractionStrategy)))
+    height = _common_height(strategies)
+    if height > room[1]:
+        strategies = _alike(strategies)
+        height = _common_height(strategies)
     if height > room[1]:
         return f"so are those of {height} rows, which are whole register tiles of all products"
     most = max(room[0] // height, 1) * height
@@ -217,6 +244,21 @@ def _row_blocks(
         chosen.append(s)
         spans.append((whole, per_block))
     return _Spans(chosen, spans, batch, block)
+
+
+def _common_height(strategies: Sequence[Strategy]) -> int:
+    """Rows that are whole register tiles of all products."""
+    return math.lcm(*(s.rows for s in strategies if isinstance(s, ContractionStrategy)))
+
+
+def _alike(strategies: Sequence[Strategy]) -> list[Strategy]:
+    """With register tiles of as many rows in all products: the most that any has, where they are equally wide, and else the fewest."""
+    products = [s for s in strategies if isinstance(s, ContractionStrategy)]
+    rows = (max if len({s.columns for s in products}) == 1 else min)(s.rows for s in products)
+    if any(s.tiles for s in products):
+        return list(strategies)
+    alike = {id(s): replace(s, rows=rows, short_rows=short_tiles(rows, s.columns)) for s in products}
+    return [alike.get(id(s), s) for s in strategies]
 
 
 def _values(parts: Sequence[KernelFunction], passed: Sequence[Passed], part: int) -> Iterator[tuple[ir.Value, bool, int]]:

@@ -3,6 +3,7 @@
     func private @kernel_body(%begin, %end, %context):          (of the chunks)
       scratch = what the parts pass to one another, for one chunk
       for chunk:
+        %begin', %end' = the blocks of columns that its rows see (`seen`), further slots of the contexts
         for each part: its context = slots of %context, and the scratch less the place where the chunk begins
         call @kernel_0_body(range of the chunk);  call @kernel_1_body(...);  ...
 
@@ -16,14 +17,19 @@ from ...dialects.mlir import arith, func, ir, llvm, scf
 from ...errors import CompileError
 from .. import structure as st
 from ..chained import ChainFunction
+from ..strategy import ContractionStrategy
 from ..strategy.chains import SLACK, ChainStrategy, chunk_bytes
 from . import entry, vectorize
+from .seen import bounds_of
 
 ALIGNMENT = 64
 
 
 def vectorize_chain(chain: ChainFunction, strategy: ChainStrategy, symbol: str) -> ir.Module:
     """The module of all parts, with the ABI of `runtime.abi`."""
+    if strategy.seen is not None:
+        for kernel, c in zip(chain.parts, strategy.seen.classes):
+            kernel.seen = None if c is None else (c, strategy.seen.block)
     parts = [vectorize(k, s, f"{symbol}_{n}") for n, (k, s) in enumerate(zip(chain.parts, strategy.parts))]
     out = entry.build(symbol, chain.kinds, lambda _: strategy.chunks, 1, _Turns(chain, strategy, symbol).body)
     with ir.InsertionPoint.at_block_begin(out.body):
@@ -48,7 +54,7 @@ class _Turns:
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         context = ir.InsertionPoint.current.block.arguments[2]
         places = self._scratch()
-        contexts = [_array(1 + len(part)) for part in self.chain.slots]
+        contexts = [_array(1 + len(kernel.kinds)) for kernel in self.chain.parts]
         for own, part in zip(contexts, self.chain.slots):
             for n, slot in enumerate([-1, *part]):
                 if slot is not None:
@@ -63,14 +69,42 @@ class _Turns:
                 for part, n in (p.made, *p.read):
                     made = (part, n) == p.made
                     llvm.StoreOp(address, _slot(contexts[part], 1 + n + (len(self.chain.parts[part].arguments) if made else 0)))
+            bounds = self._bounds(context, of_batch, block)
+            for own, kernel in zip(contexts, self.chain.parts):
+                if kernel.seen is not None:
+                    for n, bound in enumerate(bounds, len(kernel.kinds) - 1):
+                        llvm.StoreOp(bound, _slot(own, n))
             for n, (own, (whole, each)) in enumerate(zip(contexts, self.s.spans)):
                 first = arith.muli(of_batch, builders.constant(entry.i64(), self.s.together * whole))
                 last = arith.addi(first, builders.constant(entry.i64(), self.s.together * whole))
                 if self.s.row_blocks > 1:
                     first = arith.addi(first, arith.muli(block, builders.constant(entry.i64(), each)))
                     last = arith.minui(last, arith.addi(first, builders.constant(entry.i64(), each)))
+                if bounds and n == 0:
+                    first, last = self._lane_blocks(first, last, bounds)
                 func.CallOp([], f"{self.symbol}_{n}_body", [first, last, own])
             scf.YieldOp([])
+
+    def _bounds(self, context: ir.Value, of_batch: ir.Value, block: ir.Value) -> list[ir.Value]:
+        """From which block of columns to which the rows of a chunk see some; none where they see all."""
+        if self.s.seen is None:
+            return []
+        part = self.s.seen.part
+
+        def argument(n: int) -> ir.Value:
+            at = self.chain.slots[part][n]
+            assert at is not None
+            return llvm.LoadOp(entry.pointer(), _slot(context, at + 1)).result
+
+        return bounds_of(self.s.seen, self.chain.parts[part], self.s, of_batch, block, argument)
+
+    def _lane_blocks(self, first: ir.Value, last: ir.Value, bounds: list[ir.Value]) -> list[ir.Value]:
+        """Of iterations of the first part, one for each of its blocks of columns, those within the bounds."""
+        s = self.s.parts[0]
+        assert self.s.seen is not None and isinstance(s, ContractionStrategy)
+        each = builders.constant(entry.i64(), self.s.seen.block // (s.columns * s.lanes))
+        begin, end = (arith.addi(first, arith.muli(bound, each)) for bound in bounds)
+        return [begin, arith.minui(end, last)]
 
     def _begin(self, of_batch: ir.Value, block: ir.Value, size: int) -> ir.Value:
         """Bytes of a value before those of a chunk, which has `size` of them."""

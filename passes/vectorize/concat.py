@@ -59,7 +59,7 @@ class _Concat:
         (self.out,) = self.k.bind(e, slots)
 
         def iteration(p: Number, _: Values) -> Values:
-            outer = [Index(i) for i in delinearize(e, p, self._counts(e))]
+            outer = [Index(i) for i in delinearize(e.math, p, self._counts(e))]
             if self.s.interleaved is not None:
                 self._interleave(outer)
                 return []

@@ -117,11 +117,11 @@ class Contraction(Products):
         if self.s.near is None:
             order = self._order(n)
             at: list[Number] = [0] * len(counts)
-            for place, i in zip(order, delinearize(e, p, [counts[k] for k in order])):
+            for place, i in zip(order, delinearize(e.math, p, [counts[k] for k in order])):
                 at[place] = i
             return at
         rows, lanes, near = counts[n], counts[n + 1], self.s.near
-        *outer, rest = delinearize(e, p, [*counts[:n], m.mul(rows, lanes)])
+        *outer, rest = delinearize(e.math, p, [*counts[:n], m.mul(rows, lanes)])
         part = m.floordiv(rest, m.mul(near, lanes))
         rest, before = m.mod(rest, m.mul(near, lanes)), m.mul(part, near)
         here = near if isinstance(rows, int) and rows % near == 0 else m.minimum(near, m.sub(rows, before))

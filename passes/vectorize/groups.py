@@ -30,7 +30,7 @@ class Groups(Contraction, abc.ABC):
         lanes = counts.pop()
 
         def rows(q: Number, _: Values) -> Values:
-            *outer, row_block = delinearize(e, q, counts)
+            *outer, row_block = delinearize(e.math, q, counts)
             for c, i in zip(self.r.outer, outer):
                 self.env[c] = Index(i)
             before = m.mul(q, lanes)

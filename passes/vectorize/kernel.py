@@ -12,7 +12,7 @@ from ..overwrite import OVERWRITES
 from ..padded import padded_results
 from .access import Accesses, collect, read_at
 from .evaluate import Evaluator
-from .lanes import Arithmetic, Index, Point
+from .lanes import Arithmetic, Index, Number, Point
 from .memory import Memory
 
 
@@ -51,6 +51,9 @@ class KernelFunction:
         self.overwrites = OVERWRITES in attributes
         """Whether some of the results may lie in the memory of arguments, each element where that of the argument is."""
         self._accesses: Accesses | None = None
+        self.seen: tuple[int, int] | None = None
+        """A class of which a part is walked in each call, and the size of the blocks that this consists of. Where it begins and ends, in blocks, are
+        the last two slots."""
 
     @classmethod
     def of(cls, module: ir.Module) -> KernelFunction:
@@ -74,7 +77,8 @@ class KernelFunction:
     @property
     def kinds(self) -> list[ir.Type]:
         """What the slots of the context hold: arguments, then results."""
-        return [v.type for v in (*self.arguments, *self.stored)]
+        bounds = [] if self.seen is None else [ir.IndexType.get()] * 2
+        return [*(v.type for v in (*self.arguments, *self.stored)), *bounds]
 
     def sizes_evaluator(self, lanes: int, slots: Sequence[ir.Value]) -> Evaluator:
         """One that knows the arguments which are no tensors: enough for sizes."""
@@ -94,7 +98,20 @@ class KernelFunction:
         out = []
         for n, (v, strides, slot) in enumerate(zip(self.results, self.stored_strides, list(slots)[len(self.arguments) :])):
             out.append(Memory(slot, [e.number(s) for s in strides], v.type.element_type, self._begin(n), n in streamed))
+        self._bounds = list(slots)[-2:]
         return out
+
+    def walked(self, e: Evaluator, c: int, size: Number) -> tuple[Number, Number]:
+        """From where to where a class of so many elements is walked."""
+        if self.seen is None or self.seen[0] != c:
+            return 0, size
+        begin, end = (e.math.mul(n, self.seen[1]) for n in self._bounds)
+        return begin, end if self.walks_in(c, self.seen[1]) else e.math.minimum(end, size)
+
+    def walks_in(self, c: int, n: int) -> bool:
+        """Whether what is walked of a class, if it is a part of it, is always a multiple of `n`."""
+        size = self.domain.sizes[c]
+        return self.seen is not None and self.seen[0] == c and self.seen[1] % n == 0 and isinstance(size, int) and size % n == 0
 
     def place(self, n: int, point: Point, m: Arithmetic) -> Point:
         """Where in memory the element at a point of the n-th result is: a place of what it is split in, if it is inside of padding."""

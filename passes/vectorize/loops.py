@@ -89,7 +89,7 @@ class Loops:
             self.stage = Stage(self.k, self.s, e, self.env, lambda e: self._size(e, self.s.staged))  # type: ignore[arg-type]
 
         def place(p: Number) -> None:
-            for c, i in zip(self.s.parallel, delinearize(e, p, [self._trips(e, c) for c in self.s.parallel])):
+            for c, i in zip(self.s.parallel, delinearize(e.math, p, [self._trips(e, c) for c in self.s.parallel])):
                 self.env[c] = Index(i)
 
         def iteration(p: Number, _: Values) -> Values:
@@ -307,7 +307,11 @@ class Loops:
 
     def _range(self, c: int) -> tuple[Number, Number]:
         """What is walked over of an inner class."""
-        return 0, self._size(self.e, c)
+        return self.k.walked(self.e, c, self._size(self.e, c))
+
+    def _in_blocks(self, lane: int) -> bool:
+        """Whether the vectors of an iteration leave none for others, although it is not known how many there are."""
+        return self.k.walks_in(lane, self.e.lanes * self.s.unroll)
 
     def _horizontal(self, phase: Phase, classes: Sequence[int]) -> Values:
         """Vector accumulators along the lane class."""
@@ -347,7 +351,7 @@ class Loops:
 
             def walk(begin: Number, end: Number, vs: Values) -> Values:
                 sets = [vs[u * width : (u + 1) * width] for u in range(self.s.unroll)]
-                return [v for s in lane_loop(e, begin, end, self.s.unroll, sets, element, self.s.in_turns) for v in s]
+                return [v for s in lane_loop(e, begin, end, self.s.unroll, sets, element, self.s.in_turns, self._in_blocks(lane)) for v in s]
 
             return blocks(*self._range(lane), SUM_BLOCK, walk, values)
 

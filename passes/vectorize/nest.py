@@ -8,7 +8,7 @@ from ...dialects import builders
 from ...dialects.mlir import arith, ir, llvm, scf, vector
 from ..interleave import INTERLEAVE
 from .evaluate import Evaluator
-from .lanes import Index, Number
+from .lanes import Arithmetic, Index, Number
 
 Values = list[ir.Value]
 
@@ -76,11 +76,12 @@ def lane_loop(
     carried: Sequence[Values],
     body: Callable[[Number, Values], Values],
     interleave: bool = False,
+    whole: bool = False,
 ) -> list[Values]:
     """Walk [begin, end) in vectors, `unroll` of them per iteration; `carried[u]` are the accumulators of vector u.
 
     `body(first element, accumulators)` builds one vector; `e.mask` is set where lanes lie past the end. `interleave` has the vectors
-    of an iteration take turns.
+    of an iteration take turns. `whole`: it is known that iterations leave nothing behind them.
     """
     lanes = e.lanes
     block = lanes * unroll
@@ -107,10 +108,11 @@ def lane_loop(
             sets[u] = body(m.add(begin, at + u * lanes), sets[u])
             e.mask = None
         return sets
-    whole = m.mul(m.floordiv(length, block), block)
-    middle = m.add(begin, whole)
+    middle = end if whole else m.add(begin, m.mul(m.floordiv(length, block), block))
     flat = loop(e, begin, middle, block, [v for s in sets for v in s], full, interleave)
     sets = [flat[u * width : (u + 1) * width] for u in range(unroll)]
+    if whole:
+        return sets
 
     def tail(i: Number, flat: Values) -> Values:
         e.mask = vector.create_mask(e.math.vector_type(ir.IntegerType.get_signless(1)), [m.value(m.sub(end, i))])
@@ -143,10 +145,10 @@ def _hidden_lane(e: Evaluator) -> ir.Value:
     return vector.create_mask(e.math.vector_type(ir.IntegerType.get_signless(1)), [count])
 
 
-def delinearize(e: Evaluator, i: Number, counts: Sequence[Number]) -> list[Number]:
+def delinearize(m: Arithmetic, i: Number, counts: Sequence[Number]) -> list[Number]:
     """The coordinates of a linear number in a grid, outermost first."""
     out: list[Number] = []
     for n in reversed(counts[1:]):
-        out.append(e.math.mod(i, n))
-        i = e.math.floordiv(i, n)
+        out.append(m.mod(i, n))
+        i = m.floordiv(i, n)
     return [i, *reversed(out)] if counts else []

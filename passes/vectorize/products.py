@@ -74,7 +74,7 @@ class Products:
 
     def _range(self, c: int) -> tuple[Number, Number]:
         """What a tile walks of a reduction class: from where to where."""
-        return 0, self._size(self.e, c)
+        return self.k.walked(self.e, c, self._size(self.e, c))
 
     def _reduce(
         self, classes: list[int], rows: list[Index], lanes: list[Index], masks: Sequence[ir.Value | None], acc: Values

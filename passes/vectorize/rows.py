@@ -199,7 +199,7 @@ class _BlocksOfRows(Loops):
             e.math.leave()
             return []
 
-        lane_loop(e, *self._range(lane), self.s.unroll, [], element)
+        lane_loop(e, *self._range(lane), self.s.unroll, [], element, whole=self._in_blocks(lane))
 
     # Fetching
 

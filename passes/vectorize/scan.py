@@ -54,7 +54,7 @@ class _Scan:
         lane = self.s.lane
 
         def iteration(p: Number, _: Values) -> Values:
-            at = delinearize(e, p, self._counts(e))
+            at = delinearize(e.math, p, self._counts(e))
             for c, i in zip(self.s.parallel, at):
                 self.env[c] = Index(i)
             if lane is None:

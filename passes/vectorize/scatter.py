@@ -110,7 +110,7 @@ class _Scatter:
 
         def iteration(p: Number, _: Values) -> Values:
             sizes = [self._size(e, c) for c in self.s.parallel]
-            for c, i in zip(self.s.parallel, delinearize(e, p, sizes)):
+            for c, i in zip(self.s.parallel, delinearize(e.math, p, sizes)):
                 self.env[c] = Index(i)
             self._serial(list(self.s.serial), 0, 1 if self.s.lane is None else self._size(e, self.s.lane))
             return []

@@ -220,6 +220,11 @@ class Tiles(Contraction):
         length, step = self.whole, self.whole if self.s.depth is None else self.s.depth // self.each_step
         block = self._block(first, masks, row_block)
         self._hold(block)
+        if self.k.seen is not None:
+            begin, end = (m.floordiv(n, self.each_step) for n in self._range(self.s.words))
+            self._products_of(block, Span(begin, end, True, True))
+            self._end(block)
+            return
         parts = -(-length // step) if length else 1
         self._products_of(block, Span(0, min(step, length), True, parts == 1))
 
