@@ -2,15 +2,17 @@
 
     out = softmax(scale * q k^T + mask) v            and its gradients, five products
 
-What ATen's flash kernel keeps in tiles lies in memory here: the scores, one for each pair of a query and a key. In exchange all
-three parts are kernels like any other, which masks, casts and changes of layout fuse into. Of more than `MAX_SCORES` the queries
-are taken in parts, one after the other, which share the memory; beyond `MOST_PARTS` ATen's kernel takes over (T. Dao et al.,
-"FlashAttention", NeurIPS 2022). Where queries see only the keys before them, a part reads no others.
+What ATen's flash kernel keeps in tiles lies in memory here, or in the cache where the three parts take turns (`passes.chain`): the scores, one
+for each pair of a query and a key. In exchange all three are kernels like any other, which masks, casts and changes of layout fuse into.
+Of more than `MAX_SCORES` some are taken at a time, those of some heads, or else of some queries, which share the memory; beyond `MOST_PARTS`
+ATen's kernel takes over (T. Dao et al., "FlashAttention", NeurIPS 2022).
 """
 
 from __future__ import annotations
 
+import functools
 import math as pymath
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,16 +31,20 @@ aten = torch.ops.aten
 
 MAX_SCORES = 1 << 24
 """Scores at a time; 64 MiB in f32."""
-CAUSAL_PARTS, MOST_PARTS = 4, 8
-"""Parts of the queries, at least, if they see only the keys before them: 10/16 of all scores are computed. And at most: each part of such
-queries has kernels of its own.
+TOGETHER = 2
+"""Heads in a part: those of one would be a product with one matrix for all rows, which does not take turns with others (`strategy.chains`)."""
+MANY_KEYS, KERNELS = 2048, 8
+"""Of keys beyond so many, few rows of scores fit the cache. Queries that see only those before them are taken in up to so many parts first."""
+MOST_PARTS = 64
+"""Parts at most. Those of heads share their kernels; those of queries that see only the keys before them have their own.
 
 ms of ATen's kernel and of ours, one thread of a Zen 4:
 
     heads x queries x elements                         f32            bf16
-    12 x 1370 x 64, in two parts                        71 and 73      75 and 48
-    8 x 4096 x 40, in eight                            299     300    316     205
-    32 x 2048 x 64, keys before the query, in eight    258     239    273     150
+    12 x 1370 x 64                                      71 and 58      74 and 34
+    8 x 4096 x 40                                      315     270    320     153
+    32 x 2048 x 64, keys before the query              267     182    275     108
+    32 x 4096 x 64, keys before the query              943     752    980     414
 """
 
 
@@ -85,25 +91,42 @@ def attention(
         q = b.reshape(q, (batch, *groups, *((size,) if dims is _ONE_QUERY else (m, size))))
         attn_mask = _grouped(b, attn_mask, groups, dims)
     factor = 1 / pymath.sqrt(size) if scale is None else scale  # type: ignore[arg-type]
-    outs, logs = [], []
-    for first, rows in parts or [(0, m)]:
-        some, seen = (q, k, v, attn_mask), k.shape[2]
-        if parts:
-            seen = min(first + rows, seen) if is_causal else seen  # type: ignore[assignment, type-var]
-            masks = None if attn_mask is None else _rows(b, _rows(b, attn_mask, -2, first, rows), -1, 0, seen)
-            some = (_rows(b, q, -2, first, rows), _rows(b, k, -2, 0, seen), _rows(b, v, -2, 0, seen), masks)
-        out, log = _attend(b, dims, *some, factor, first if is_causal else None, is_used(node, 1))
-        outs.append(out)
-        logs.append(log)
-    out = b.concat(outs, dims.out.index("m")) if parts else outs[0]
+    with_log = is_used(node, 1)
+    out, log = _in_parts(b, dims, parts, (q, k, v, attn_mask), factor, 0 if is_causal else None, with_log)
     if dims is _ONE_QUERY:
         out = b.reshape(out, (batch, heads, m, v.shape[3]))
     else:
         out = b.permute(b.reshape(out, (batch, m, heads, v.shape[3])), [0, 2, 1, 3])
-    if not is_used(node, 1):
-        return [out, None]
-    log = b.concat(logs, dims.scores.index("m")) if parts else logs[0]
-    return [out, b.reshape(log, (batch, heads, m))]
+    return [out, None if log is None else b.reshape(log, (batch, heads, m))]
+
+
+def _in_parts(
+    b: GraphBuilder, dims: _Dims, parts: Sequence[tuple[str, int]], inputs: tuple[T, T, T, T | None], factor: float, first: int | None, with_log: bool
+) -> tuple[T, T | None]:
+    """As `_attend`, over some of each of these dims at a time: (letter, how many)."""
+    if not parts:
+        return _attend(b, dims, *inputs, factor, first, with_log)
+    (letter, each), *rest = parts
+    q, k, v, mask = inputs
+    outs, logs = [], []
+    size = dict(zip(dims.q, q.shape))[letter]
+    for begin in range(0, size, each):  # type: ignore[arg-type]
+        n = min(each, size - begin)  # type: ignore[operator]
+        some = functools.partial(_some, b, begin=begin, n=n)
+        if letter == "m":
+            seen = k.shape[2] if first is None else min(first + begin + n, k.shape[2])  # type: ignore[type-var]
+            masks = None if mask is None else _some(b, some(mask, -2), -1, begin=0, n=seen)
+            part = some(q, -2), _some(b, k, -2, begin=0, n=seen), _some(b, v, -2, begin=0, n=seen), masks
+            out, log = _in_parts(b, dims, rest, part, factor, None if first is None else first + begin, with_log)
+        else:
+            at = dims.q.index(letter)
+            of_mask = at - len(dims.scores)
+            masks = mask if mask is None or mask.rank < -of_mask else some(mask, of_mask)
+            out, log = _in_parts(b, dims, rest, (some(q, at - len(dims.q)), some(k, at - 4), some(v, at - 4), masks), factor, first, with_log)
+        outs.append(out)
+        logs.append(log)
+    out = b.concat(outs, dims.out.index(letter))
+    return out, b.concat(logs, dims.scores.index(letter)) if with_log else None  # type: ignore[arg-type]
 
 
 def _attend(
@@ -189,12 +212,12 @@ def attention_backward(
     return [b.permute(t, [0, 2, 1, 3]) for t in (dq, b.convert(dk, k.dtype), b.convert(dv, v.dtype))]
 
 
-def _rows(b: GraphBuilder, x: T, dim: int, first: int, n: Any) -> T:
-    """`n` of a dim that has more; a dim of size one is for all of them."""
+def _some(b: GraphBuilder, x: T, dim: int, begin: int, n: Any) -> T:
+    """`n` of a dim that has more, which is counted from the last; a dim of size one is for all of them."""
     size, at = x.shape[dim], x.rank + dim
     if same(size, 1) or same(size, n):
         return x
-    return b.slice(x, [first if i == at else 0 for i in range(x.rank)], [n if i == at else s for i, s in enumerate(x.shape)], [1] * x.rank)
+    return b.slice(x, [begin if i == at else 0 for i in range(x.rank)], [n if i == at else s for i, s in enumerate(x.shape)], [1] * x.rank)
 
 
 def _grouped(b: GraphBuilder, mask: T | None, groups: tuple[Any, Any], dims: _Dims) -> T | None:
@@ -207,8 +230,9 @@ def _grouped(b: GraphBuilder, mask: T | None, groups: tuple[Any, Any], dims: _Di
     return b.reshape(mask, (batch, *((1, 1) if same(heads, 1) else groups), *rest))
 
 
-def _parts(node: Any, dropout_p: float, is_causal: bool, first: int = 0) -> list[tuple[int, int]]:
-    """(First, number) of the queries in each part; none where they are taken at once. The node's arguments from `first` on are q, k and v.
+def _parts(node: Any, dropout_p: float, is_causal: bool, first: int = 0) -> list[tuple[str, int]]:
+    """The dims that are taken in parts, by their letters in `_Dims`, and how many of each at a time; none where all are taken at once. The
+    node's arguments from `first` on are q, k and v.
 
     Raises Unsupported where the kernel stays ATen's. That a symbolic size keeps to the limit becomes a guard of the graph.
     """
@@ -226,10 +250,18 @@ def _parts(node: Any, dropout_p: float, is_causal: bool, first: int = 0) -> list
         return []
     if not isinstance(scores, int):
         raise Unsupported(f"attention over more than {MAX_SCORES} scores of unknown sizes is ATen's flash kernel, which does not keep them")
-    parts = max(-(-scores // MAX_SCORES), CAUSAL_PARTS if is_causal else 1)
+    parts, letter = -(-scores // MAX_SCORES), "h" if q.shape[1] == k.shape[1] else "g"
     if parts > MOST_PARTS:
         raise Unsupported(f"attention over more than {MAX_SCORES * MOST_PARTS} scores is ATen's flash kernel, which does not keep them")
-    if parts > q.shape[2]:
+    dims = [("b", q.shape[0], 1), (letter, k.shape[1], min(TOGETHER, k.shape[1])), ("m", q.shape[2], 1)]
+    if is_causal and k.shape[2] > MANY_KEYS:
+        dims.insert(0, ("m", q.shape[2], -(-q.shape[2] // KERNELS)))
+    out: list[tuple[str, int]] = []
+    for dim, size, least in dims:
+        each = max(-(-size // min(parts, size)), least)
+        if each < size and dim not in dict(out):
+            out.append((dim, each))
+            parts = -(-parts // -(-size // each))
+    if parts > 1:
         raise Unsupported(f"attention over more than {MAX_SCORES} scores of {q.shape[2]} queries is ATen's flash kernel, which does not keep them")
-    rows = -(-q.shape[2] // parts)
-    return [(first, min(rows, q.shape[2] - first)) for first in range(0, q.shape[2], rows)]
+    return out

@@ -187,7 +187,7 @@ def test_lengths_that_change() -> None:
 def test_too_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then ATen's kernel runs, which keeps none; a symbolic length that grows past the limit compiles anew."""
     monkeypatch.setattr(attention, "MAX_SCORES", 20000)
-    for q, k, reason in ((heads(200), heads(200), "more than 160000 scores"), (heads(1, batch=20), heads(1000, batch=20), "scores of 1 queries")):
+    for q, k, reason in ((heads(600), heads(600), "more than 1280000 scores"), (heads(1, heads=1), heads(30000, heads=1), "scores of 1 queries")):
         torch._dynamo.reset()
         report = mlirc.explain(F.scaled_dot_product_attention, q, k, k)
         (call,) = [node for graph in report.graphs for node in graph.aten]
@@ -220,15 +220,29 @@ def test_queries_in_parts(m: int, n: int, keys: int, limit: int, dtype: torch.dt
     assert not [node for graph in report.graphs for node in graph.aten]
 
 
-def test_parts_of_the_keys_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four parts of equal height see 1, 2, 3 and 4 quarters of the keys."""
-    monkeypatch.setattr(attention, "MAX_SCORES", 2 * 3 * 64 * 64 - 1)
-    seen: list[int] = []
+def parts_of(shape: tuple[int, int, int, int], keys: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], int]]:
+    """Batch, heads and queries of each part, and its keys."""
+    parts: list[tuple[tuple[int, ...], int]] = []
     attend = attention._attend
-    monkeypatch.setattr(attention, "_attend", lambda b, dims, q, k, *rest: (seen.append(k.shape[2]), attend(b, dims, q, k, *rest))[1])
-    q = heads(64)
-    compare(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), q)
-    assert seen == [16, 32, 48, 64]
+    monkeypatch.setattr(attention, "_attend", lambda b, dims, q, k, *rest: (parts.append((q.shape[:-1], k.shape[2])), attend(b, dims, q, k, *rest))[1])
+    batch, n, m, d = shape
+    q, k = heads(m, batch=batch, heads=n, size=d), heads(keys, batch=batch, heads=n, size=d)
+    compare(lambda q, k: F.scaled_dot_product_attention(q, k, k, is_causal=causal), q, k)
+    return parts
+
+
+def test_parts_are_of_heads_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which share a kernel; two of them at least, whose products are a batch; then of queries, which see the keys before them."""
+    monkeypatch.setattr(attention, "MAX_SCORES", 4 * 64 * 64)
+    assert parts_of((2, 6, 64, 8), 64, False, monkeypatch) == [((1, 3, 64), 64)] * 4
+    assert parts_of((1, 2, 128, 8), 128, True, monkeypatch) == [((1, 2, 64), 64), ((1, 2, 64), 128)]
+
+
+def test_parts_of_many_keys_are_of_queries_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which a quarter sees a quarter of the keys."""
+    monkeypatch.setattr(attention, "MAX_SCORES", 2 * 3 * 64 * 64 // 4)
+    monkeypatch.setattr(attention, "MANY_KEYS", 63)
+    assert [keys for _, keys in parts_of((2, 3, 64, 8), 64, True, monkeypatch)] == [16, 32, 48, 64]
 
 
 @pytest.mark.parametrize("causal", [False, True])
