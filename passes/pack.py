@@ -174,7 +174,8 @@ def _word_loops(op: ir.Operation, side: int, layouts: Layouts, few: int) -> list
     maps = [st.map_dims(m) for m in st.maps(op)]
     if None in maps[side]:
         return []
-    if _few_rows(op, layouts, side, few) or not all(isinstance(n, int) for n in layouts.shapes.of(op.operands[side])):
+    lane = next((d for d, n in reversed(list(zip(maps[2], layouts.shapes.of(op.results[0])))) if n != 1), None)
+    if _few_rows(op, layouts, side, few) or not isinstance(dict(zip(maps[side], layouts.shapes.of(op.operands[side]))).get(lane), int):
         return []
     iterators = st.iterators(op)
     strides = layouts.of(op.operands[1 - side]).strides

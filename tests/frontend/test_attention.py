@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 from torch._dynamo.utils import same
 
 import mlirc
+from mlirc.cli import main
 from mlirc.frontend.ops import attention
 
-from .compare import compare
+from .compare import compare, left_to_aten
 
 LENGTHS = [(1, 1), (3, 17), (17, 3), (33, 33), (1, 65), (67, 197), (128, 128)]
 
@@ -172,16 +176,54 @@ def test_no_gradient_is_left_to_aten() -> None:
     assert not [node for graph in report.graphs for node in graph.aten]
 
 
-def test_lengths_that_change() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lengths_that_change(dtype: torch.dtype) -> None:
     """One graph for all of them."""
+    torch.manual_seed(0)
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("mlirc")
     f = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), backend=counter, dynamic=True)
-    for m, n in [(33, 33), (128, 128), (17, 65), (65, 17)]:
-        q, k, v = heads(m), heads(n), heads(n)
+    close = 1e-5 if dtype == torch.float32 else 2e-2
+    for m, n in [(33, 33), (128, 128), (17, 65), (65, 17), (3, 96), (300, 301)]:
+        q, k, v = (heads(x, dtype=dtype) for x in (m, n, n))
         with torch.no_grad():
-            torch.testing.assert_close(f(q, k, v), F.scaled_dot_product_attention(q, k, v, is_causal=True), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(f(q, k, v), F.scaled_dot_product_attention(q, k, v, is_causal=True), atol=close, rtol=close)
     assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("shape", [(1, "n"), ("m", "n"), (2, 1, 1, "n"), (1, 6, "m", 1), (2, 6, "m", "n")], ids=str)
+@pytest.mark.parametrize("keys", [6, 2])
+def test_masks_of_lengths_that_change(shape: tuple[int | str, ...], keys: int) -> None:
+    """The keys of bf16 are cut in blocks, and what is behind the last one is not seen."""
+    torch.manual_seed(0)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=keys != 6)
+
+    for m, n in [(33, 40), (50, 100), (17, 31)]:
+        q, k, v = heads(m, heads=6, dtype=torch.bfloat16), *(heads(n, heads=keys, dtype=torch.bfloat16) for _ in range(2))
+        sizes = [{"m": m, "n": n}.get(x, x) for x in shape]  # type: ignore[call-overload]
+        for mask in (torch.rand(sizes) < 0.6, torch.randn(sizes, dtype=torch.bfloat16) + 9):
+            compare(attend, q, k, v, mask, dynamic=True)
+    assert not left_to_aten()
+
+
+def test_tiles_for_lengths_that_change(tmp_path: Path) -> None:
+    """The products are those of whole tiles of AMX, whatever the lengths, and words for `vdpbf16ps`."""
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import torch\n"
+        "net = torch.nn.functional.scaled_dot_product_attention\n"
+        "inputs = [torch.randn(1, 4, 100, 64, dtype=torch.bfloat16) for _ in range(3)]\n"
+        "for x in inputs: torch._dynamo.mark_dynamic(x, 2)\n"
+        "example_inputs = lambda: inputs\n"
+    )
+    for target, instruction in (("sapphirerapids", "tdpbf16ps"), ("znver4", "vdpbf16ps")):
+        torch._dynamo.reset()
+        out = CliRunner().invoke(main, ["dump", f"{path}:net", "--stage", "asm", "--target", target])
+        assert out.exit_code == 0, out.output
+        kernels = out.output.split("---- graph")
+        assert sum(instruction in text for text in kernels) == 2
 
 
 def test_too_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
