@@ -130,7 +130,7 @@ def _strategy(kernel: KernelFunction | ChainFunction, target: Target, user: User
     # A field is one of some parts, and the others do not have it.
     adjustment = replace(adjustment, exact=False)
     parts = [_strategy(part, target, user, adjustment) for part in kernel.parts]
-    chosen = chain_strategy(kernel.parts, parts, kernel.passed, target)
+    chosen = chain_strategy(kernel, parts, target)
     if isinstance(chosen, str):
         raise OptionError(f"with these strategies the kernels of a chain cannot take turns: {chosen}")
     return chosen

@@ -60,8 +60,13 @@ class _Link:
     results: list[ir.Value]
 
 
+def _unknown(value: ir.Value) -> bool:
+    """Whether a value is of unknown size."""
+    return min(st.shape(value), default=0) < 0
+
+
 def _bytes(value: ir.Value) -> int:
-    """Of a value of known size; 0 of others, which take no turns."""
+    """Of a value of known size."""
     shape = st.shape(value)
     return math.prod(shape) * (builders.element_type(value).width // 8 or 1) if min(shape, default=0) >= 0 else 0
 
@@ -80,6 +85,11 @@ def _spread(value: ir.Value) -> ir.Attribute | None:
     return ir.ArrayAttr.get([ir.StringAttr.get(str(n)) for n in strides])
 
 
+def _sizes_of_views(value: ir.Value) -> list[ir.Value]:
+    """The sizes, if they are symbols, of the views that a value is seen through."""
+    return [v for view in st.views(value) for v in list(view.operands)[1:]]
+
+
 class _Chain:
     def __init__(self, function: ir.Operation, kernels: list[Kernel], target: Target) -> None:
         self.function = function
@@ -96,12 +106,15 @@ class _Chain:
         """By their places in the block: calls after which nothing takes turns with them, and why."""
         self.numbers: dict[Key, int] = {}
         """Of the kernels that are chains."""
+        self.same: dict[ir.Value, ir.Value] = {}
+        """Numbers of the graph, and the first ones that are computed in the same way."""
         self.replaced: dict[ir.Value, ir.Value] = {}
         """Results of calls, and of the chains that they have become parts of."""
 
     def run(self) -> list[Kernel]:
         self.order = [st.operation(o) for o in self.block.operations]
         self.place = {op: n for n, op in enumerate(self.order)}
+        self._find_numbers()
         taken: set[ir.Operation] = set()
         found: list[_Link] = []
         for op in self.order:
@@ -118,6 +131,19 @@ class _Chain:
         for op in dead:
             op.erase()
         return called(self.function, self.kernels) if found else self.kernels
+
+    def _find_numbers(self) -> None:
+        """Sizes are computed anew in many places, and kernels should see that they are equal."""
+        first: dict[tuple[object, ...], ir.Value] = {}
+        rank = {v: n for n, v in enumerate(self.block.arguments)}
+        for op in self.order:
+            if op.name.startswith("arith.") and isinstance(op.results[0].type, ir.IndexType):
+                inputs = [self.same.get(v, v) for v in op.operands]
+                if op.name in ("arith.addi", "arith.muli"):
+                    inputs.sort(key=lambda v: rank.get(v, -1))
+                rank[op.results[0]] = len(rank)
+                value = op.attributes["value"] if "value" in op.attributes else None
+                self.same[op.results[0]] = first.setdefault((op.name, value, *inputs), op.results[0])
 
     def _begins(self, op: ir.Operation) -> bool:
         return self._movable(op) and worth_trying(self.kernels[kernel_number(op)].text) and not self._stores_inside(op)
@@ -137,7 +163,7 @@ class _Chain:
             calls = [*calls, follower]
             if (link := self._link(calls)) is None:
                 continue
-            possible, why_not = True, stays_in_cache(sum(map(_bytes, link.passed)), self.target)
+            possible, why_not = True, "" if any(map(_unknown, link.passed)) else stays_in_cache(sum(map(_bytes, link.passed)), self.target)
             if not why_not:  # which is quickly asked
                 possible, why_not = self._verdict(link)
             if why_not:
@@ -172,16 +198,21 @@ class _Chain:
         passed = [r for r in made if users[r] and all(u in calls for u in users[r])]
         results = [r for r in made if r not in passed]
         operands = [v for op in calls for v in op.operands if unshaped(v) not in passed]
+        numbers = [v for op in calls for x in op.operands if unshaped(x) in passed for v in _sizes_of_views(x)]
         # Whatever reads the results comes after all of the chain.
         early = any(self.place[u] <= self.place[calls[-1]] for r in results for u in users[r])
-        if early or not all(users.values()) or not all(map(st.is_tensor, operands)) or any(unshaped(v) in made for v in operands):
+        if early or not all(users.values()) or any(unshaped(v) in made for v in operands if st.is_tensor(v)):
             return None
+        if any(map(_unknown, passed)) and any(map(pitch_of, passed)) or not all(st.is_tensor(v) or isinstance(v.type, ir.IndexType) for v in operands):
+            return None
+        operands = [self.same.get(v, v) for v in (*operands, *numbers)]
         return _Link(calls, list(dict.fromkeys(operands)), passed, results)
 
     def _key(self, link: _Link) -> Key:
         """What a chain does: those with the same one are the same kernel, but for reshapes that leave all elements in their places."""
         places = {v: n for n, v in enumerate((*link.operands, *(r for op in link.calls for r in op.results)))}
-        tied = [tuple(places[v if v in places else unshaped(v)] for v in op.operands) for op in link.calls]
+        tied = [tuple(places[v if (v := self.same.get(x, x)) in places else unshaped(v)] for x in op.operands) for op in link.calls]
+        tied += [tuple(places[self.same.get(v, v)] for x in op.operands if x not in places for v in _sizes_of_views(x)) for op in link.calls]
         return tuple(map(kernel_number, link.calls)), tuple(tied), tuple((places[r], _spread(r) is not None) for r in link.passed)
 
     def _verdict(self, link: _Link) -> tuple[bool, str]:
@@ -199,7 +230,7 @@ class _Chain:
             strategies = [self._strategy(part, link, n) for n, part in enumerate(chained.parts)]
         except CompileError as e:  # whoever compiles the kernels says so
             return False, e.reason
-        chosen = choose(chained.parts, strategies, chained.passed, self.target)
+        chosen = choose(chained, strategies, self.target)
         return (False, chosen) if isinstance(chosen, str) else (True, too_few_chunks(chosen))
 
     def _strategy(self, part: KernelFunction, link: _Link, n: int) -> Strategy:
@@ -277,11 +308,14 @@ class _Chain:
                 inside.update(zip(link.operands, f.arguments))
 
                 def value(v: ir.Value) -> ir.Value:
+                    v = self.same.get(v, v)
                     if v not in inside:
                         view = st.owner(v)
                         source = value(view.operands[0])  # type: ignore[union-attr]
                         copy = st.operation(view.clone())  # type: ignore[union-attr]
                         copy.operands[0] = source
+                        for n, size in enumerate(list(copy.operands)[1:], 1):
+                            copy.operands[n] = inside[self.same.get(size, size)]
                         inside[v] = copy.results[0]
                     return inside[v]
 

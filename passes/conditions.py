@@ -181,6 +181,8 @@ class _Reader:
                 return a.plus(b)
             case "arith.subi", [Linear() as a, Linear() as b]:
                 return a.plus(b, -1)
+            case "arith.muli", [Linear() as a, Linear(()) as b] | [Linear(()) as b, Linear() as a]:
+                return Linear().plus(a, b.constant)
             case "arith.cmpi", [Linear() as a, Linear() as b]:
                 predicate = ir.IntegerAttr(made.attributes["predicate"]).value
                 return _comparison(_COMPARISONS[predicate], a, b) if predicate < len(_COMPARISONS) else None

@@ -30,52 +30,54 @@ class NotNeutral(Exception):
     """The columns count; the text says where."""
 
 
-def columns(kernel: KernelFunction, given: Mapping[int, str], hidden: Sequence[ir.Operation] = ()) -> tuple[int, dict[int, str]]:
-    """The class of the columns, and what they hold in the results that have them, for arguments whose last dim they are; `hidden` are ops that
-    make -inf of whatever they held.
+def columns(
+    kernel: KernelFunction, given: Mapping[int, str], hidden: Sequence[ir.Operation] = (), dims: int = 1
+) -> tuple[tuple[int, ...], dict[int, str]]:
+    """The classes of the columns, and what they hold in the results that have them, for arguments whose last `dims` they are; `hidden` are ops
+    that make -inf of whatever they held.
 
     Raises NotNeutral.
     """
     domain = kernel.domain
     held: dict[ir.Value, str] = {kernel.arguments[n]: state for n, state in given.items()}
-    found: set[int | None] = set()
+    found: set[tuple[int | None, ...]] = set()
     for op in kernel.ops:
         read = [v for v in st.tensors_read(op) if v in held]
         if not read:
             continue
-        if _keeps_last(op):
+        if _keeps_last(op, dims):
             held[op.results[0]] = held[read[0]]
             continue
         if op.name != "linalg.generic":
             raise NotNeutral(f"{op.name} reads them")
-        loops = {_last_loop(op, v) for v in read}
-        c = domain.loops[op][loops.pop()] if len(loops) == 1 and None not in loops else None  # type: ignore[index]
-        found.add(c)
-        if len(found) > 1 or c is None:
+        walks = {_last_loops(op, v, dims) for v in read}
+        loops = walks.pop() if len(walks) == 1 else ()
+        classes = tuple(None if loop is None else domain.loops[op][loop] for loop in loops)
+        found.add(classes)
+        if len(found) > 1 or None in classes or not classes:
             raise NotNeutral("the columns are no dim of their own")
-        loop = domain.loops[op].index(c)
         state = NOWHERE if op in hidden else _contraction(op, held) if st.kind(op) == "contraction" else _body(op, held)
-        if st.iterators(op)[loop] == "reduction":
+        kinds = {st.iterators(op)[loop] for loop in loops}  # type: ignore[index]
+        if kinds == {"reduction"}:
             continue  # neutral, or else it would have been said
-        if st.map_dims(st.maps(op)[-1])[-1] != loop or len(op.results) != 1:
-            raise NotNeutral("the columns are not the last dim of a result")
+        if "reduction" in kinds or tuple(st.map_dims(st.maps(op)[-1])[-dims:]) != loops or len(op.results) != 1:
+            raise NotNeutral("the columns are not the last dims of a result")
         held[op.results[0]] = state
     if not found:
         raise NotNeutral("nothing reads them")
-    (c,) = found
-    results = {n: held[v] for n, v in enumerate(kernel.results) if v in held}
-    return c, results  # type: ignore[return-value]
+    (classes,) = found
+    return classes, {n: held[v] for n, v in enumerate(kernel.results) if v in held}  # type: ignore[return-value]
 
 
-def _keeps_last(op: ir.Operation) -> bool:
-    """Whether an op is a view with the last dim of its source as its own."""
-    return op.name in ("tensor.expand_shape", "tensor.collapse_shape") and len(st.reassociation(op)[-1]) == 1
+def _keeps_last(op: ir.Operation, dims: int) -> bool:
+    """Whether an op is a view with the last dims of its source as its own."""
+    return op.name in ("tensor.expand_shape", "tensor.collapse_shape") and all(len(group) == 1 for group in st.reassociation(op)[-dims:])
 
 
-def _last_loop(op: ir.Operation, v: ir.Value) -> int | None:
-    """The loop that walks over the last dim of an operand, wherever it is read."""
-    loops = {st.map_dims(m)[-1] for x, m in zip(st.inputs(op), st.maps(op)) if x == v}
-    return loops.pop() if len(loops) == 1 and v not in st.captured(op) else None
+def _last_loops(op: ir.Operation, v: ir.Value, dims: int) -> tuple[int | None, ...]:
+    """The loops that walk over the last dims of an operand, wherever it is read; none where these are several."""
+    loops = {tuple(st.map_dims(m)[-dims:]) for x, m in zip(st.inputs(op), st.maps(op)) if x == v}
+    return loops.pop() if len(loops) == 1 and v not in st.captured(op) else ()
 
 
 def _contraction(op: ir.Operation, held: Mapping[ir.Value, str]) -> str:

@@ -18,15 +18,18 @@ from typing import TYPE_CHECKING
 
 from ...dialects import builders
 from ...dialects.mlir import ir
+from ...errors import CompileError
 from .. import structure as st
+from ..numbered import numbered
 from .common import LINE
 from .contractions import ContractionStrategy
 from .heights import short_tiles
 from .loops import LoopStrategy
-from .seen import LEAST_BLOCKS, Seen, seen
+from .seen import LEAST_BLOCKS, Seen, roles_of, seen
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
+    from ..chained import ChainFunction
     from ..vectorize.access import Access
     from ..vectorize.kernel import KernelFunction
     from . import Strategy
@@ -39,6 +42,8 @@ LEAST_SHARE = 2
 """The part of it that all values between kernels fill at least: else they are still there for the next kernel anyway."""
 LEAST_CHUNKS = 8
 """For threads to share."""
+ROWS = 28
+"""In a block, about, where nobody knows how long they are: 1,000 columns are 200 KB then."""
 SLACK = 16
 """Rows before those of a block: a register tile of AMX that its last rows do not fill begins there, and what it reads there is not used."""
 
@@ -64,6 +69,8 @@ class ChainStrategy:
     """Iterations of each part for one of the batch, and for a block of rows."""
     seen: Seen | None = None
     """Which columns a block of rows sees; None where that is all of them."""
+    symbolic: bool = False
+    """Sizes are symbols: `batch`, `rows` and `spans` are those of stand-ins (`passes.numbered`)."""
     kind: str = "chain"
     why: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -80,20 +87,39 @@ class ChainStrategy:
         return any(getattr(s, "strength_reduction", True) for s in self.parts)
 
 
-def chain(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], target: Target) -> ChainStrategy | str:
-    """How these kernels take turns; or why they cannot."""
+def chain(function: ChainFunction, strategies: Sequence[Strategy], target: Target) -> ChainStrategy | str:
+    """How the kernels of a chain take turns; or why they cannot."""
+    parts = function.parts
+    if all(isinstance(size, int) for k in parts for size in k.domain.sizes):
+        return _chain(parts, strategies, function.passed, target, False)
+    try:
+        stand_ins = numbered(function)
+    except CompileError as e:
+        return e.reason
+    if any(roles_of(a) != roles_of(b) for a, b in zip(parts, stand_ins) if a.domain.anchor is not None):
+        return "what the loops of a product are depends on its sizes"
+    return _chain(stand_ins, strategies, function.passed, target, True)
+
+
+def _chain(
+    parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], target: Target, symbolic: bool
+) -> ChainStrategy | str:
     from ..vectorize.roles import roles
 
     first, s = parts[0], strategies[0]
     if not isinstance(s, ContractionStrategy) or s.row is None or not isinstance(first.domain.sizes[s.row], int):
         return "the first kernel is no product of known rows"
-    if any(not isinstance(size, int) or size == 0 for k in parts for size in k.domain.sizes):
-        return "sizes are symbols, or zero"
+    if any(size == 0 for k in parts for size in k.domain.sizes):
+        return "sizes are zero"
     if any(kernel.padded for kernel in parts):
         return "results are stored inside of padding"
     rows: int = first.domain.sizes[s.row]  # type: ignore[assignment]
-    batch = math.prod(first.domain.sizes[c] for c in roles(first).outer)  # type: ignore[misc]
-    batches = _batches(parts, strategies, passed, batch, rows)
+    inside = _behind_rows(first, s) if symbolic else 0
+    if inside:
+        strategies = [replace(s, inside=inside, near=None), *strategies[1:]]
+    outer = roles(first).outer
+    batch = math.prod(first.domain.sizes[c] for c in outer[: len(outer) - inside])  # type: ignore[misc]
+    batches = _batches(parts, strategies, passed, batch, rows, symbolic)
     if isinstance(batches, str):
         return batches
     whole, batch = batch, batches.batch
@@ -102,24 +128,27 @@ def chain(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passe
     if heavy := reads_in_common(parts, target):
         return heavy
     each, why = nbytes // batch, {"together": f"up to {room >> 10} KB between the kernels, an eighth of the second-level cache"}
+    most = (ROWS, MOST_SHARES * ROWS) if symbolic else (room * rows // each, MOST_SHARES * room * rows // each)
+    if symbolic:
+        why["together"] = "sizes are symbols"
     hidden = seen(parts, batches.strategies, passed)
     if isinstance(hidden, Seen):
-        if whole == batch and isinstance(found := _blocks_that_see(hidden, parts, batches.strategies, passed, batch, rows, room * rows // each), _Spans):
+        if whole == batch and isinstance(found := _blocks_that_see(hidden, parts, batches.strategies, passed, batch, rows, most[0]), _Spans):
             why["seen"] = f"{len(hidden.conditions)} conditions hide columns, of which blocks of {hidden.block} are left out"
             why["row_block"] = why.pop("together")
-            return ChainStrategy(batch, rows, 1, found.row_block, list(found.strategies), found.spans, hidden, why=why)
+            return ChainStrategy(batch, rows, 1, found.row_block, list(found.strategies), found.spans, hidden, symbolic, why=why)
     elif hidden:
         why["seen"] = f"all columns: {hidden}"
-    if each <= room:
+    if each <= room and not symbolic:
         together = max((n for n in range(1, batch + 1) if batch % n == 0 and n * each <= room and batch // n >= LEAST_CHUNKS), default=1)
         return ChainStrategy(batch, rows, together, rows, list(batches.strategies), batches.spans, why=why)
     if whole != batch:
         return "a kernel takes several of the batch at once"
-    blocks = _row_blocks(parts, batches.strategies, passed, batch, rows, (room * rows // each, MOST_SHARES * room * rows // each))
+    blocks = _row_blocks(parts, batches.strategies, passed, batch, rows, most)
     if isinstance(blocks, str):
-        return f"{each >> 10} KB between the kernels are more than {room >> 10}, and {blocks}"
+        return blocks if symbolic else f"{each >> 10} KB between the kernels are more than {room >> 10}, and {blocks}"
     why["row_block"] = why.pop("together")
-    return ChainStrategy(batch, rows, 1, blocks.row_block, list(blocks.strategies), blocks.spans, why=why)
+    return ChainStrategy(batch, rows, 1, blocks.row_block, list(blocks.strategies), blocks.spans, symbolic=symbolic, why=why)
 
 
 def _blocks_that_see(
@@ -147,6 +176,9 @@ def stays_in_cache(nbytes: int, target: Target) -> str:
 
 def too_few_chunks(strategy: ChainStrategy) -> str:
     """Why kernels that can take turns had better not; empty if they may."""
+    if strategy.symbolic:
+        attention = len(strategy.parts) > 2 and all(isinstance(strategy.parts[n], ContractionStrategy) for n in (0, -1))
+        return "" if attention else "sizes are symbols, and it is no attention"
     return "" if strategy.chunks >= LEAST_CHUNKS else f"threads would have only {strategy.chunks} parts to share"
 
 
@@ -179,12 +211,12 @@ class _Spans:
 def _bytes(parts: Sequence[KernelFunction], value: Passed) -> int:
     part, n = value.made
     v = parts[part].results[n]
-    return _elements(v, parts[part].result_strides[n]) * (builders.element_type(v).width // 8 or 1)
+    return _elements(parts[part], v, parts[part].result_strides[n]) * (builders.element_type(v).width // 8 or 1)
 
 
-def _elements(value: ir.Value, strides: Sequence[object]) -> int:
+def _elements(kernel: KernelFunction, value: ir.Value, strides: Sequence[object]) -> int:
     """From the first one of a value to where the next value begins, with what lies between its rows."""
-    return max((size * step for size, step in zip(st.shape(value), strides) if size > 1), default=1)  # type: ignore[operator]
+    return max((size * step for size, step in zip(kernel.shapes.of(value), strides) if size > 1), default=1)  # type: ignore[operator]
 
 
 def pitch(columns: int, nbytes: int) -> int:
@@ -194,7 +226,9 @@ def pitch(columns: int, nbytes: int) -> int:
     return (lines + (lines % 8 == 0)) * LINE // nbytes if columns * nbytes > LINE else columns
 
 
-def _batches(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], batch: int, rows: int) -> _Spans | str:
+def _batches(
+    parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], batch: int, rows: int, symbolic: bool
+) -> _Spans | str:
     """Strategies with the batch outermost, and the iterations of each part for one of it, or for as many as are together in all parts."""
     chosen: list[Strategy] = []
     for s, k in zip(strategies, parts):
@@ -205,6 +239,9 @@ def _batches(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], pa
             s = replace(s, lanes_first=False, groups_first=False)
         elif not isinstance(s, LoopStrategy) or s.kind not in ("loops", "rows") or s.split is not None or s.staged is not None or not s.parallel:
             return "a kernel is no plain loop"
+        elif symbolic and s.transposed is None:
+            # In the order of the products' loops, whatever else it reads.
+            s = replace(s, parallel=sorted((*s.parallel, *s.serial), key=[*k.domain.rows, *s.parallel, *s.serial].index), serial=[])
         # The next part reads it from cache.
         chosen.append(replace(s, streamed=[], why={name: reason for name, reason in s.why.items() if name != "streamed"}))
     trips = [_trips(k, s) for k, s in zip(parts, chosen)]
@@ -232,8 +269,8 @@ def _row_blocks(
         if isinstance(s, ContractionStrategy):
             if k.domain.sizes[s.row] != rows:  # type: ignore[index]
                 return "the products have unlike rows"
-            s = replace(s, row_tiles=block // s.rows, near=None if s.tiles else 1)
-            per_block = _lane_blocks(k, s)
+            s = replace(s, row_tiles=block // s.rows, near=None if s.tiles or s.inside else 1)
+            per_block = _lane_blocks(k, s) * math.prod(k.domain.sizes[c] for c in inside_classes(k, s))  # type: ignore[misc]
             whole = -(-rows // block) * per_block
         else:
             per_block, whole = block, rows
@@ -267,8 +304,29 @@ def _values(parts: Sequence[KernelFunction], passed: Sequence[Passed], part: int
     for p in passed:
         if p.made[0] == part:
             v = k.results[p.made[1]]
-            yield v, True, _elements(v, k.result_strides[p.made[1]])
-        yield from ((v := k.arguments[n], False, _elements(v, k.strides[v])) for at, n in p.read if at == part)
+            yield v, True, _elements(k, v, k.result_strides[p.made[1]])
+        yield from ((v := k.arguments[n], False, _elements(k, v, k.strides[v])) for at, n in p.read if at == part)
+
+
+def _behind_rows(kernel: KernelFunction, s: ContractionStrategy) -> int:
+    """How many of the last loops outside of a product walk over dims of its result that lie inside of its rows."""
+    from ..vectorize.roles import roles
+
+    op = st.owner(kernel.results[0])
+    loops = kernel.domain.loops.get(op) if op is not None else None  # type: ignore[call-overload]
+    if loops is None or s.row not in loops:
+        return 0
+    behind = {c for c in loops[loops.index(s.row) + 1 :]}
+    outer = roles(kernel).outer
+    count = sum(c in behind for c in outer)
+    return count if all(c in behind for c in outer[len(outer) - count :]) else 0
+
+
+def inside_classes(kernel: KernelFunction, s: ContractionStrategy) -> list[int]:
+    """The loops outside of a product that are walked inside of its row blocks."""
+    from ..vectorize.roles import roles
+
+    return roles(kernel).outer[-s.inside :] if s.inside else []
 
 
 def _lane_blocks(kernel: KernelFunction, s: ContractionStrategy) -> int:
@@ -298,7 +356,9 @@ def _linear(kernel: KernelFunction, s: Strategy, values: Iterator[tuple[ir.Value
         order = s.parallel
         active = {*s.parallel, *s.serial, *s.inner, *(c for c in (s.lane, s.interleaved) if c is not None)}
     else:
-        order = [*roles(kernel).outer, *([s.row] if with_rows and s.row is not None else [])]
+        outer = roles(kernel).outer
+        before = len(outer) - s.inside
+        order = [*outer[:before], *([s.row] if with_rows and s.row is not None else []), *outer[before:]]
         active = {*range(len(kernel.domain.sizes))}
     prefix: list[int] = []
     covered = 1

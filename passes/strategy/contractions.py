@@ -57,6 +57,8 @@ class ContractionStrategy:
     """Lane blocks that are computed together then, so that they share a block of the rows in cache."""
     chunk: int | None = None
     """Elements of the reduction whose rows are copied at a time on AMX, for a group of lane blocks, where all of them are too many."""
+    inside: int = 0
+    """The last so many of the loops outside of a product are walked inside of those over row blocks, by kernels that take turns."""
     near: int | None = None
     """Row blocks whose rows stay in the second-level cache while all panels pass, before the next ones come; None: all rows."""
     lanes_first: bool = False

@@ -34,24 +34,28 @@ LEAST_BLOCKS = 4
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Of `columns` columns, those in blocks of `block`; `classes` are theirs in each part, None where a part has none.
+class Columns:
+    """The class that is walked in part, and the class of the columns of one of these, if they are in blocks: so many (`each`) to a block."""
 
-    The conditions are those of a part: of its arguments, and by its classes of a column, a row, and what is `outer`.
+    walked: int
+    within: int | None = None
+    each: int = 1
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of the columns those in blocks of `block` of what is walked; `classes` are the walked ones of each part, None where a part has none.
+
+    The conditions are those of a part: of its arguments, and by its classes of the columns, a row, and what is `outer`.
     """
 
     block: int
-    columns: int
     classes: tuple[int | None, ...]
     part: int
     outer: tuple[int, ...]
     row: int
-    column: int
+    column: Columns
     conditions: Conditions
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.columns // self.block)
 
 
 @dataclass(frozen=True)
@@ -62,49 +66,55 @@ class _Hidden:
     ops: tuple[ir.Operation, ...]
     outer: tuple[int, ...]
     row: int
-    column: int
+    column: Columns
     conditions: Conditions
 
 
 def seen(parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed]) -> Seen | str:
     """What is to be known of these; or why all columns are computed, empty if nothing hides any."""
     first, s = parts[0], strategies[0]
-    if not isinstance(s, ContractionStrategy) or s.row is None or s.lane is None or len(first.results) != 1:
+    if not isinstance(s, ContractionStrategy) or s.row is None or s.lane is None or len(first.results) != 1 or s.inside > 1:
         return ""
-    columns: int = first.domain.sizes[s.lane]  # type: ignore[assignment]
-    batch, rows = math.prod(first.domain.sizes[c] for c in roles_of(first).outer), first.domain.sizes[s.row]  # type: ignore[misc]
-    found = _hidden_in(parts[0], 0, [st.owner(first.results[0])], (batch, rows, columns), set())
+    outer, number = roles_of(first).outer, first.domain.sizes
+    before = outer[: len(outer) - s.inside]
+    sizes = [math.prod(number[c] for c in before), number[s.row], *(number[c] for c in outer[len(before) :]), number[s.lane]]  # type: ignore[misc]
+    found = _hidden_in(parts[0], 0, [st.owner(first.results[0])], sizes, set())
     if found is None and len(parts) > 1:
         inside = {at for p in passed for part, at in p.read if part == 1}
-        found = _hidden_in(parts[1], 1, parts[1].ops, (batch, rows, columns), inside)
+        found = _hidden_in(parts[1], 1, parts[1].ops, sizes, inside)
     if found is None:
         return ""
     try:
-        classes = (None, *_classes(parts, strategies, passed, columns, found))
-        step = math.lcm(s.columns * s.lanes, *(_step(k, t, c, columns) for k, t, c in zip(parts, strategies, classes) if c is not None))
+        classes = (None, *_classes(parts, strategies, passed, sizes[2:], found))
+        steps = [_step(k, t, c, sizes[2:]) for k, t, c in zip(parts, strategies, classes) if c is not None]
+        step = math.lcm(*steps, *([] if s.inside else [s.columns * s.lanes]))
     except neutral.NotNeutral as e:
         return str(e)
-    block = -(-COLUMNS // step) * step
-    if LEAST_BLOCKS * block > columns:
-        return f"{columns} columns are fewer than {LEAST_BLOCKS} blocks of {block}"
-    return Seen(block, columns, classes, found.part, found.outer, found.row, found.column, found.conditions)
+    block = -(-COLUMNS // (step * found.column.each)) * step
+    if LEAST_BLOCKS * block > sizes[2]:
+        return f"{sizes[2]} columns are fewer than {LEAST_BLOCKS} blocks of {block}"
+    return Seen(block, classes, found.part, found.outer, found.row, found.column, found.conditions)
 
 
-def _hidden_in(kernel: KernelFunction, part: int, ops: Sequence[ir.Operation | None], sizes: tuple[object, ...], inside: set[int]) -> _Hidden | None:
-    """What hides columns of scores of these sizes: batch, rows, columns. The arguments that are `inside` of the chain are no masks."""
+def _hidden_in(kernel: KernelFunction, part: int, ops: Sequence[ir.Operation | None], sizes: list[int], inside: set[int]) -> _Hidden | None:
+    """What hides columns of scores of these sizes: batch, rows, columns, which may be two dims. The arguments that are `inside` of the chain
+    are no masks."""
     out: _Hidden | None = None
+    dims = len(sizes) - 2
     for op in ops:
-        if op is None or op not in kernel.domain.loops or len(loops := kernel.domain.loops[op]) < 2:
+        if op is None or op not in kernel.domain.loops or len(loops := kernel.domain.loops[op]) < 1 + dims:
             continue
-        *outer, row, column = loops
-        place = tuple(c for c in outer if c is not None)
-        if row is None or column is None or (math.prod(kernel.domain.sizes[c] for c in place), *(kernel.domain.sizes[c] for c in (row, column))) != sizes:  # type: ignore[misc]
+        place = tuple(c for c in loops[: -1 - dims] if c is not None)
+        inner = loops[-1 - dims :]
+        if None in inner or [math.prod(map(kernel.domain.sizes.__getitem__, place)), *map(kernel.domain.sizes.__getitem__, inner)] != sizes:  # type: ignore[call-overload, arg-type]
             continue
         if st.map_dims(st.maps(op)[-1]) != [*range(len(loops))]:
             continue
-        found = tuple(c for c in conditions(kernel, op) if _tells(c, row, column) and not (isinstance(c, Mask) and c.argument in inside))
+        row, *columns = inner
+        column = Columns(columns[0]) if dims == 1 else Columns(columns[0], columns[1], sizes[-1])  # type: ignore[arg-type]
+        found = tuple(c for c in conditions(kernel, op) if _tells(c, row, column) and not (isinstance(c, Mask) and c.argument in inside))  # type: ignore[arg-type]
         if found and out is None:
-            out = _Hidden(part, (op,), place, row, column, found)
+            out = _Hidden(part, (op,), place, row, column, found)  # type: ignore[arg-type]
         elif found and out is not None and found == out.conditions:
             out = replace(out, ops=(*out.ops, op))
     return out
@@ -116,17 +126,18 @@ def roles_of(kernel: KernelFunction) -> Roles:
     return roles(kernel)
 
 
-def _tells(c: Limit | Mask, row: int, column: int) -> bool:
+def _tells(c: Limit | Mask, row: int, column: Columns) -> bool:
     """Whether a condition says which columns a block of rows sees."""
     at = c.of if isinstance(c, Limit) else c.place
-    plain = not at.parts_of(row) and not at.parts_of(column)
-    return plain and (abs(at.step(column)) == 1 if isinstance(c, Limit) else at.step(column) == 1)
+    step = at.step(column.walked if column.within is None else column.within)
+    plain = not any(at.parts_of(x) for x in (row, column.walked, column.within) if x is not None) and at.step(column.walked) == column.each * step
+    return plain and (abs(step) == 1 if isinstance(c, Limit) else step == 1)
 
 
 def _classes(
-    parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], columns: int, hidden: _Hidden
+    parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], columns: Sequence[int], hidden: _Hidden
 ) -> list[int | None]:
-    """Of the columns in each part but the first."""
+    """Of the columns in each part but the first: those that are walked."""
     held: dict[tuple[int, int], str] = {(0, 0): neutral.OTHER if hidden.part else neutral.NOWHERE}
     out: list[int | None] = []
     for n, (kernel, s) in enumerate(zip(parts[1:], strategies[1:]), 1):
@@ -134,30 +145,36 @@ def _classes(
         if not given:
             out.append(None)
             continue
-        c, results = neutral.columns(kernel, given, hidden.ops if hidden.part == n else ())
+        found, results = neutral.columns(kernel, given, hidden.ops if hidden.part == n else (), len(columns))
+        c = found[0]
         made = {(n, result): state for result, state in results.items()}
         whole = {m for m, v in enumerate(kernel.results) if (op := st.owner(v)) is not None and c in kernel.domain.loops.get(op, ())}
         reduced = isinstance(s, ContractionStrategy) and c in kernel.domain.inner
         if not (reduced or whole == {*results} and {*made} <= {p.made for p in passed}):
             raise neutral.NotNeutral("a result has all columns")
-        if not (reduced or isinstance(s, LoopStrategy) and s.lane == c and c in s.inner and c not in s.merged) or kernel.domain.sizes[c] != columns:
+        walked = isinstance(s, LoopStrategy) and s.lane == found[-1] and {*found} <= {*s.inner} and not {*found} & {*s.merged}
+        if not (reduced or walked) or [kernel.domain.sizes[x] for x in found] != [*columns]:
             raise neutral.NotNeutral("a part walks over its columns in another way")
         held.update(made)
         out.append(c)
     return out
 
 
-def _step(kernel: KernelFunction, s: Strategy, c: int, columns: int) -> int:
-    """Columns that a part takes at a time."""
+def _step(kernel: KernelFunction, s: Strategy, c: int, columns: Sequence[int]) -> int:
+    """Of the walked class, what a part takes at a time."""
+    if isinstance(s, ContractionStrategy) and s.tiles and (s.rows_copied or s.depth is not None):
+        raise neutral.NotNeutral("a product takes its tiles in another way")
+    if len(columns) > 1:  # whole blocks of columns
+        return 1
     if isinstance(s, LoopStrategy):
         return s.lanes * s.unroll
     assert isinstance(s, ContractionStrategy)
+    if s.tiles:
+        row = tiles.row_length(kernel, roles_of(kernel))
+        if s.words != c or columns[0] % row:
+            raise neutral.NotNeutral("a product does not take whole tiles of them")
+        return row
     word = 1 if s.words is None else st.word(kernel.domain.anchor)  # type: ignore[arg-type]
-    if s.tiles and s.words != c or columns % word:
+    if columns[0] % word:
         raise neutral.NotNeutral("a product does not take whole words of them")
-    if not s.tiles:
-        return word * s.steps
-    row = tiles.row_length(kernel, roles_of(kernel))
-    if columns % row or s.rows_copied or s.depth is not None:
-        raise neutral.NotNeutral("a product does not take whole tiles of them")
-    return row
+    return word * s.steps

@@ -129,6 +129,8 @@ class Contraction(Products):
 
     def _order(self, n: int) -> list[int]:
         """The order of the parallel loops: `n` outer classes, row blocks (`n`), lane blocks (`n` + 1), the outermost first."""
+        if k := self.s.inside:
+            return [*range(n - k), n, *range(n - k, n), n + 1]
         # Row blocks innermost: neighbours share a panel of B.
         return [n + 1, *range(n), n] if self.s.lanes_first else [*range(n), n + 1, n]
 

@@ -1,4 +1,4 @@
-"""From which block of columns to which a block of rows sees some, as numbers at run time (`strategy.seen`).
+"""From which block of columns to which some rows see some, as numbers at run time (`strategy.seen`).
 
     j - i <= 0:           up to the block of the column that is the number of the last row
     mask[i, j] != 0:      from the first block of columns that has such an element in any of the rows, to the last
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, scf, vector
 from ..conditions import Limit, Linear, Mask, Part
-from ..strategy.chains import ChainStrategy
 from ..strategy.seen import Seen
 from . import entry
 from .kernel import KernelFunction
@@ -25,43 +24,50 @@ Pair = tuple[Number, Number]
 
 
 def bounds_of(
-    seen: Seen, kernel: KernelFunction, s: ChainStrategy, of_batch: ir.Value, block: ir.Value, argument: Callable[[int], ir.Value]
-) -> list[ir.Value]:
-    """The first block of columns, and the one behind the last, as i64, of a block of rows (i64); `kernel` is the part that hides columns, and
-    `argument` where its arguments lie."""
-    return _Bounds(seen, kernel, s, of_batch, block, argument).run()
+    seen: Seen, kernel: KernelFunction, m: Arithmetic, size: Callable[[int], Number], place: tuple[Number, Number, Number],
+    argument: Callable[[int], ir.Value],
+) -> list[Number]:  # fmt: skip
+    """The first block of columns, and the one behind the last, of which some rows see some.
+
+    `kernel` is the part that hides columns, `size` that of its classes, `place` the number in the batch, the first row and the last one,
+    `argument` where the kernel's arguments lie.
+    """
+    return _Bounds(seen, kernel, m, size, place, argument).run()
 
 
 class _Bounds:
     def __init__(
-        self, seen: Seen, kernel: KernelFunction, s: ChainStrategy, of_batch: ir.Value, block: ir.Value, argument: Callable[[int], ir.Value]
-    ) -> None:
-        self.seen, self.k, self.argument = seen, kernel, argument
-        self.m = m = Arithmetic(seen.block)
-        index = ir.IndexType.get()
-        self.first = m.mul(arith.index_cast(index, block), s.row_block)
-        self.last = m.sub(m.minimum(m.add(self.first, s.row_block), s.rows), 1)
-        sizes = [kernel.domain.sizes[c] for c in seen.outer]
-        self.at: dict[int, Number] = dict(zip(seen.outer, delinearize(m, arith.index_cast(index, of_batch), sizes)))  # type: ignore[arg-type]
+        self, seen: Seen, kernel: KernelFunction, m: Arithmetic, size: Callable[[int], Number], place: tuple[Number, Number, Number],
+        argument: Callable[[int], ir.Value],
+    ) -> None:  # fmt: skip
+        self.seen, self.k, self.m, self.argument = seen, kernel, m, argument
+        of_batch, self.first, self.last = place
+        self.columns = m.mul(size(seen.column.walked), seen.column.each)
+        self.at: dict[int, Number] = dict(zip(seen.outer, delinearize(m, of_batch, [size(c) for c in seen.outer])))
 
-    def run(self) -> list[ir.Value]:
-        m, each = self.m, self.seen.block
-        lo, hi = 0, self.seen.columns
+    def run(self) -> list[Number]:
+        m, each = self.m, self.seen.block * self.seen.column.each
+        lo: Number = 0
+        hi = self.columns
         for condition in self.seen.conditions:
             if isinstance(condition, Limit):
-                of, column = condition.of, condition.of.step(self.seen.column)
-                rest = of.without(self.seen.column)
-                if column > 0:  # up to the largest of -rest
+                rest = self._beside(condition.of)
+                if condition.of.step(self.seen.column.walked) > 0:  # up to the largest of -rest
                     hi = m.minimum(hi, m.add(m.sub(0, self._extreme(rest, least=True)), 1))
                 else:
                     lo = m.maximum(lo, self._extreme(rest, least=True))
-        most = self.seen.blocks - 1
+        most = m.sub(m.ceildiv(self.columns, each), 1)
         begin = m.minimum(m.floordiv(m.maximum(lo, 0), each), most)
         end = m.maximum(m.ceildiv(m.maximum(hi, 0), each), m.add(begin, 1))
         for condition in self.seen.conditions:
             if isinstance(condition, Mask):
                 begin, end = self._visible(condition, begin, end)
-        return [arith.index_cast(entry.i64(), m.value(n)) for n in (begin, end)]
+        return [begin, end]
+
+    def _beside(self, of: Linear) -> Linear:
+        """What an index is without the column."""
+        column = self.seen.column
+        return of.without(column.walked) if column.within is None else of.without(column.walked).without(column.within)
 
     def _extreme(self, of: Linear, least: bool) -> Number:
         """Over the rows of the block."""
@@ -69,7 +75,8 @@ class _Bounds:
         return self._value(of, self.first if first else self.last)
 
     def _value(self, of: Linear, row: Number) -> Number:
-        m, out = self.m, of.constant
+        m = self.m
+        out: Number = of.constant
         for term, n in of.steps:
             if isinstance(term, Part):
                 whole = self._value(term.of, row)
@@ -105,19 +112,21 @@ class _Bounds:
 
     def _shows(self, mask: Mask) -> Callable[[ir.Value], ir.Value]:
         """Whether a mask shows anything of a block of columns to these rows."""
-        m, each = self.m, self.seen.block
+        m, each = self.m, self.seen.block * self.seen.column.each
         width = storage_type(builders.element_type(self.k.arguments[mask.argument])).width
         integer = ir.IntegerType.get_signless(width)
         kind, bits_type = ir.VectorType.get([each], integer), ir.VectorType.get([each], ir.IntegerType.get_signless(1))
         memory = entry.memref_at(self.argument(mask.argument), integer)
         hidden = builders.constant(kind, mask.hidden - (mask.hidden >> (width - 1) << width))
         nothing = builders.constant(kind, 0)
-        place = mask.place.without(self.seen.column)
+        place = self._beside(mask.place)
         last = self.last if place.step(self.seen.row) else self.first
+
+        partial = not isinstance(self.columns, int) or self.columns % each != 0
 
         def shows(i: ir.Value) -> ir.Value:
             at = m.mul(i, each)
-            present = vector.create_mask(bits_type, [m.value(m.sub(self.seen.columns, at))]) if self.seen.columns % each else None
+            present = vector.create_mask(bits_type, [m.value(m.sub(self.columns, at))]) if partial else None
             rows = scf.ForOp(m.value(self.first), m.value(m.add(last, 1)), m.value(1), [nothing])
             m.enter()
             with ir.InsertionPoint(rows.body):

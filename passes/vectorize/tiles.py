@@ -155,7 +155,7 @@ class Tiles(Contraction):
 
     def _order(self, n: int) -> list[int]:
         # Lane blocks innermost: the rows of a block stay in the second-level cache, and the panels stream past them.
-        return super()._order(n) if self.s.lanes_first else [*range(n), n, n + 1]
+        return super()._order(n) if self.s.lanes_first or self.s.inside else [*range(n), n, n + 1]
 
     def _lanes(self, first: Number, row_block: Number) -> None:
         if self.rest or self.copied < self.whole:
@@ -220,7 +220,7 @@ class Tiles(Contraction):
         length, step = self.whole, self.whole if self.s.depth is None else self.s.depth // self.each_step
         block = self._block(first, masks, row_block)
         self._hold(block)
-        if self.k.seen is not None:
+        if self.k.seen is not None and self.k.seen[0] == self.s.words:
             begin, end = (m.floordiv(n, self.each_step) for n in self._range(self.s.words))
             self._products_of(block, Span(begin, end, True, True))
             self._end(block)
@@ -356,7 +356,7 @@ class Tiles(Contraction):
                 before = m.add(m.mul(done, self._size(e, classes[0])), i)
                 return self._sum(classes[1:], rows, block, span, values, pending, before)
 
-            return loop(e, 0, self._size(e, classes[0]), 1, acc, outer)
+            return loop(e, *self._range(classes[0]), 1, acc, outer)
 
         def step(word: Number, values: Values) -> Values:
             m.enter()

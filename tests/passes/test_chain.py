@@ -52,7 +52,7 @@ def chosen(kernel: Kernel, target: str) -> tuple[ChainFunction, ChainStrategy | 
         module = ir.Module.parse(kernel.text)
         found = ChainFunction(module)
         cpu = cpu_of(target)
-        return found, chain(found.parts, [select_strategy(k, cpu) for k in found.parts], found.passed, cpu)
+        return found, chain(found, [select_strategy(k, cpu) for k in found.parts], cpu)
 
 
 def attention_kernel(m: int, n: int, target: str, **of_heads: int) -> Kernel:

@@ -53,7 +53,7 @@ def found_in(f: Attention, monkeypatch: pytest.MonkeyPatch) -> Conditions:
     """By the classes batch, row and column."""
     _, s = chain_of(f, 300, 300, monkeypatch)
     assert s.seen is not None and s.seen.classes[0] is None and None not in s.seen.classes[1:]
-    names = {c: n for n, c in enumerate((*s.seen.outer, s.seen.row, s.seen.column))}
+    names = {c: n for n, c in enumerate((*s.seen.outer, s.seen.row, s.seen.column.walked))}
 
     def named(of: Linear) -> Linear:
         return Linear(tuple((names[c], n) for c, n in of.steps), of.constant)  # type: ignore[index]
@@ -113,7 +113,7 @@ def test_a_mask_of_each_batch(always: None, monkeypatch: pytest.MonkeyPatch) -> 
     found, s = chosen(attention_kernel(300, 300, AVX512, batch=2, heads=3, dtype=torch.float32), AVX512)
     assert isinstance(s, ChainStrategy) and s.seen is not None and s.seen.part == 1 and len(s.seen.outer) == 2
     (condition,) = s.seen.conditions
-    assert isinstance(condition, Mask) and dict(condition.place.steps) == {s.seen.outer[0]: 90000, s.seen.row: 300, s.seen.column: 1}
+    assert isinstance(condition, Mask) and dict(condition.place.steps) == {s.seen.outer[0]: 90000, s.seen.row: 300, s.seen.column.walked: 1}
 
 
 def kernel_text(body: str, result: str) -> str:
@@ -155,7 +155,7 @@ def kernel_text(body: str, result: str) -> str:
 SOFTMAX = "%y = arith.subf %a, %t : f32\n%x = math.exp %y : f32"
 
 
-def columns_of(body: str) -> tuple[int, dict[int, str]]:
+def columns_of(body: str) -> tuple[tuple[int, ...], dict[int, str]]:
     text = kernel_text(body, "tensor<8x16xf32>")
     with kernel_context(), ir.Location.unknown():
         from mlirc.passes.vectorize.kernel import KernelFunction
@@ -166,7 +166,7 @@ def columns_of(body: str) -> tuple[int, dict[int, str]]:
 
 
 def test_a_softmax_leaves_nothing_of_them() -> None:
-    assert columns_of(SOFTMAX) == (1, {0: neutral.ZERO})
+    assert columns_of(SOFTMAX) == ((1,), {0: neutral.ZERO})
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,12 @@ from mlirc.lowering.bridge import to_llvm22
 from mlirc.lowering.codegen import emit_object
 from mlirc.lowering.target import Target
 from mlirc.lowering.to_llvm import lower_to_llvm_ir
+from mlirc.passes import chain as chain_pass
+from mlirc.passes.chained import ChainFunction, is_chain
 from mlirc.passes.expand_math import expand_math
-from mlirc.passes.strategy import adjusted, select_strategy
+from mlirc.passes.registry import NOTHING
 from mlirc.passes.vectorize import KernelFunction, vectorize
+from mlirc.passes.vectorize.chain import vectorize_chain
 from mlirc.tests.amx_emulation import emulate
 
 
@@ -37,9 +40,9 @@ def amx(monkeypatch):
             with ir.Context(), ir.Location.unknown():
                 load_for(k.text)
                 module = ir.Module.parse(k.text)
-                kernel = KernelFunction(module.body.operations[0].operation)
-                strategy = adjusted(kernel, target, select_strategy(kernel, target), adjustment)
-                vectors = vectorize(kernel, strategy, f"kernel{n}")
+                kernel = ChainFunction(module) if is_chain(module) else KernelFunction(module.body.operations[0].operation)
+                strategy = driver._strategy(kernel, target, NOTHING, adjustment)
+                vectors = (vectorize_chain if isinstance(kernel, ChainFunction) else vectorize)(kernel, strategy, f"kernel{n}")
                 products.append(emulate(vectors))
                 vectors.operation.verify()
                 PassManager.parse("builtin.module(canonicalize,cse)").run(vectors.operation)
@@ -252,3 +255,31 @@ def test_nothing_is_read_beside_an_image(channels: int, outputs: int, size: int 
         want = copy.deepcopy(conv).double()(x.double()).relu()
         for given in (x, x.contiguous(), wide[..., :-3]):
             torch.testing.assert_close(compiled(given).double(), want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("case", ["plain", "causal", "mask"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_attention(amx, case, dynamic, monkeypatch):  # noqa: ANN001, ANN201
+    """Its three kernels take turns, and walk over the columns that blocks of rows see: whole tiles of them."""
+    monkeypatch.setattr(chain_pass, "stays_in_cache", lambda *_: "")
+    monkeypatch.setattr(chain_pass, "too_few_chunks", lambda s: "" if len(s.parts) > 2 else "one more")
+    torch.manual_seed(0)
+    names = []
+    compile_kernels = driver.compile_kernels
+    monkeypatch.setattr(driver, "compile_kernels", lambda kernels, *rest: names.extend(k.name for k in kernels) or compile_kernels(kernels, *rest))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    f = {"plain": lambda q, k, v, _: attend(q, k, v), "causal": lambda q, k, v, _: attend(q, k, v, is_causal=True), "mask": attend}[case]
+    compiled = torch.compile(f, backend="mlirc", dynamic=None if dynamic else False, options={"strict": True})
+    for m, n in ((288, 288), (300, 300), (77, 320), (320, 257), (17, 512)):
+        q, k, v = (torch.randn(1, size, 3, 32).transpose(1, 2).bfloat16() for size in (m, n, n))
+        mask = torch.arange(m)[:, None] // 64 == torch.arange(n) // 64
+        mask[:, :2] = True
+        for x, dim in ((q, 2), (k, 2), (v, 2), (mask, 0), (mask, 1)):
+            if dynamic:
+                torch._dynamo.mark_dynamic(x, dim)
+        with torch.no_grad():
+            got, want = compiled(q, k, v, mask), f(q.double(), k.double(), v.double(), mask)
+        torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
+    assert sum(amx) > 4
+    # The mask of a number of keys that is not known is padded, and that number is none of those that the products know.
+    assert any("_chain_" in name for name in names) or dynamic and case == "mask"
