@@ -96,6 +96,9 @@ def chain(function: ChainFunction, strategies: Sequence[Strategy], target: Targe
         stand_ins = numbered(function)
     except CompileError as e:
         return e.reason
+    first = function.parts[0]
+    if isinstance(strategies[0], ContractionStrategy) and all(isinstance(first.domain.sizes[c], int) for c in _classes_behind_rows(first, strategies[0])):
+        return "only the number of rows is a symbol"
     if any(roles_of(a) != roles_of(b) for a, b in zip(parts, stand_ins) if a.domain.anchor is not None):
         return "what the loops of a product are depends on its sizes"
     return _chain(stand_ins, strategies, function.passed, target, True)
@@ -308,16 +311,16 @@ def _values(parts: Sequence[KernelFunction], passed: Sequence[Passed], part: int
         yield from ((v := k.arguments[n], False, _elements(k, v, k.strides[v])) for at, n in p.read if at == part)
 
 
-def _behind_rows(kernel: KernelFunction, s: ContractionStrategy) -> int:
-    """How many of the last loops outside of a product walk over dims of its result that lie inside of its rows."""
-    from ..vectorize.roles import roles
-
+def _classes_behind_rows(kernel: KernelFunction, s: ContractionStrategy) -> list[int]:
+    """The loops over dims of a product's result that lie inside of its rows."""
     op = st.owner(kernel.results[0])
-    loops = kernel.domain.loops.get(op) if op is not None else None  # type: ignore[call-overload]
-    if loops is None or s.row not in loops:
-        return 0
-    behind = {c for c in loops[loops.index(s.row) + 1 :]}
-    outer = roles(kernel).outer
+    loops = kernel.domain.loops.get(op, []) if op is not None else []
+    return [c for c in loops[loops.index(s.row) + 1 :] if c is not None] if s.row in loops else []
+
+
+def _behind_rows(kernel: KernelFunction, s: ContractionStrategy) -> int:
+    """How many of the last loops outside of a product are such."""
+    behind, outer = _classes_behind_rows(kernel, s), roles_of(kernel).outer
     count = sum(c in behind for c in outer)
     return count if all(c in behind for c in outer[len(outer) - count :]) else 0
 

@@ -23,6 +23,7 @@ from .. import structure as st
 from ..chained import ChainFunction
 from ..strategy import ContractionStrategy
 from ..strategy.chains import SLACK, ChainStrategy, Passed, chunk_bytes, inside_classes
+from ..strategy.common import WORK_PER_THREAD
 from . import entry, vectorize
 from .evaluate import Evaluator
 from .lanes import Arithmetic, Number
@@ -39,7 +40,7 @@ def vectorize_chain(chain: ChainFunction, strategy: ChainStrategy, symbol: str) 
             kernel.seen = None if c is None else (c, strategy.seen.block)
     parts = [vectorize(k, s, f"{symbol}_{n}") for n, (k, s) in enumerate(zip(chain.parts, strategy.parts))]
     turns = _Turns(chain, strategy, symbol)
-    out = entry.build(symbol, chain.kinds, turns.trip, 1, turns.body)
+    out = entry.build(symbol, chain.kinds, turns.trip, turns.grain if strategy.symbolic else 1, turns.body)
     with ir.InsertionPoint.at_block_begin(out.body):
         for n, module in enumerate(parts):
             functions = [st.operation(o) for o in module.body.operations]
@@ -77,6 +78,12 @@ class _Turns:
         m = Arithmetic(1)
         sizes = self._sizes(m, slots)
         return m.mul(sizes.batch, sizes.row_blocks)
+
+    def grain(self, slots: list[ir.Value]) -> Number:
+        """Chunks that are worth another thread, by what the first kernel leaves in each."""
+        m = Arithmetic(1)
+        _, nbytes = self._sizes(m, slots).chunks[0]
+        return m.add(m.floordiv(4 * WORK_PER_THREAD, m.add(nbytes, 1)), 1)
 
     def body(self, begin: ir.Value, end: ir.Value, status: ir.Value, slots: list[ir.Value]) -> None:
         context = ir.InsertionPoint.current.block.arguments[2]

@@ -68,7 +68,7 @@ class Step:
     shared by threads where there are more than `grain`."""
 
     trip: Callable[[list[ir.Value]], Number]
-    grain: int
+    grain: int | Callable[[list[ir.Value]], Number]
     body: Callable[[ir.Value, ir.Value, ir.Value, list[ir.Value]], None]
 
 
@@ -76,7 +76,7 @@ def build(
     symbol: str,
     kinds: Sequence[ir.Type],
     trip: Callable[[list[ir.Value]], Number],
-    grain: int,
+    grain: int | Callable[[list[ir.Value]], Number],
     body: Callable[[ir.Value, ir.Value, ir.Value, list[ir.Value]], None],
     before: Sequence[Step] = (),
 ) -> ir.Module:
@@ -148,14 +148,15 @@ def _run(module: ir.Module, inner: func.FuncOp, step: Step, context: ir.Value, k
     n = step.trip(slots)
     zero = builders.constant(i64(), 0)
     count = builders.constant(i64(), n) if isinstance(n, int) else arith.index_cast(i64(), n)
-    if isinstance(n, int) and n <= step.grain:
+    grain = step.grain if isinstance(step.grain, int) else step.grain(slots)
+    if isinstance(n, int) and isinstance(grain, int) and n <= grain:
         if n > 0:
             func.CallOp([], inner.name.value, [zero, count, context])
         return
     if not any(f.attributes["sym_name"] == ir.StringAttr.get(PARALLEL_FOR) for f in module.body.operations):
         parallel = ir.FunctionType.get([i64(), i64(), i64(), pointer(), pointer()], [i32])
         func.FuncOp(PARALLEL_FOR, parallel, visibility="private", ip=ir.InsertionPoint(module.body))
-    limit = builders.constant(i64(), step.grain)
+    limit = builders.constant(i64(), grain) if isinstance(grain, int) else arith.index_cast(i64(), grain)
     small = arith.cmpi(arith.CmpIPredicate.sle, count, limit)
     branch = scf.IfOp(small, has_else=True)
     with ir.InsertionPoint(branch.then_block):

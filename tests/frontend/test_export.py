@@ -69,6 +69,22 @@ def test_sizes_open(tmp_path, dtype):
     assert model.workspace([1000]) > model.workspace([10]) > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_of_lengths_that_are_open(tmp_path, dtype):
+    class Attention(nn.Module):
+        def forward(self, q, k, v):
+            return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def heads(n):
+        return [torch.randn(1, 3, n, 32, dtype=dtype) for _ in range(3)]
+
+    model = export(Attention(), tuple(heads(100)), tmp_path / "net.a", ({2: torch.export.Dim("n", min=2, max=4000)},) * 3)
+    for n in (2, 33, 300, 700):
+        x = heads(n)
+        expected = [Attention()(*x)]
+        check(model(x, expected, [n]), expected)
+
+
 def test_derived_sizes_and_conditions(tmp_path):
     class Pairs(nn.Module):
         def forward(self, x, y):

@@ -21,6 +21,7 @@ from mlirc.lowering.caches import Caches
 from mlirc.lowering.target import Target
 from mlirc.passes import chain as chain_pass
 from mlirc.passes.chained import ChainFunction
+from mlirc.passes.numbered import numbered
 from mlirc.passes.outline import Kernel
 from mlirc.passes.strategy import Adjustment, select_strategy
 from mlirc.passes.strategy.chains import SLACK, ChainStrategy, chain, chunk_bytes, pitch, stays_in_cache, too_few_chunks
@@ -256,3 +257,65 @@ def test_what_is_passed_on_is_not_stored_past_the_caches() -> None:
     """Scores are 50 MB in all, of which those of a few heads are there at a time."""
     _, plan = chosen(attention_kernel(512, 512, "sapphirerapids", batch=4), "sapphirerapids")
     assert isinstance(plan, ChainStrategy) and all(part.streamed == [] for part in plan.parts)
+
+
+def symbolic_attention(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
+    """The kernels of attention with lengths that change; nothing is compiled."""
+    torch._dynamo.reset()
+    found: list[Kernel] = []
+
+    def stop(kernels: list[Kernel], *_: object) -> None:
+        found.extend(kernels)
+        raise CompileError("seen")
+
+    monkeypatch.setattr(driver, "compile_kernels", stop)
+    q, k, v = (heads(100, dtype=dtype) for _ in range(3))
+    for x in (q, k, v):
+        torch._dynamo.mark_dynamic(x, 2)
+    with torch.no_grad(), pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="seen"):
+        torch.compile(F.scaled_dot_product_attention, backend="mlirc", options={"strict": True})(q, k, v)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_lengths_that_are_symbols(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers that are computed in several places are one argument, and equal stand-ins; different ones are not."""
+    (kernel,) = [k for k in symbolic_attention(dtype, monkeypatch) if "_chain_" in k.name]
+    found, s = chosen(kernel, AVX512)
+    assert isinstance(s, ChainStrategy) and s.symbolic and s.row_block <= 3 * 28 and not too_few_chunks(s)
+    with kernel_context(), ir.Location.unknown():
+        load_for(kernel.text)
+        function = ChainFunction(ir.Module.parse(kernel.text))
+        scores, softmax, values = (k.domain.sizes for k in numbered(function))
+        assert set(softmax) <= set(scores) and len({n for n in scores if n > 1000}) == 2  # type: ignore[operator]
+        assert softmax[0] in values and softmax[1] in values, "heads and rows"
+    code: dict[str, str] = {}
+    driver.compile_kernel(kernel.text, Target.host(), "k", lambda name, what: code.update({name: str(what)}))
+    assert code["vector"].count("call @malloc") == code["vector"].count("call @free") == 1
+
+
+def test_threads_share_lengths_that_change() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        q, k, v = (heads(n, heads=7, dtype=torch.float32) for n in (129, 300, 300))
+        for x in (q, k, v):
+            torch._dynamo.mark_dynamic(x, 2)
+        compiled = torch.compile(F.scaled_dot_product_attention, backend="mlirc", options={"strict": True})
+        with torch.no_grad():
+            alone = compiled(q, k, v)
+            torch.set_num_threads(2)
+            assert torch.equal(alone, compiled(q, k, v))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_other_products_of_symbols_take_no_turns(outlined: list[Kernel]) -> None:
+    """A layer norm behind a product would gain nothing that is known."""
+    layers = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 32))
+    x = torch.randn(50, 32)
+    torch._dynamo.mark_dynamic(x, 0)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(layers, backend="mlirc")(x), layers(x), rtol=1e-4, atol=1e-5)
+    assert outlined and not any("_chain_" in k.name for k in outlined)
