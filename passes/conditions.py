@@ -66,11 +66,31 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class Place:
+    """In the memory of an argument: a number of elements, and as many times what other arguments say, by their numbers."""
+
+    known: Linear = Linear()
+    times: tuple[tuple[int, Linear], ...] = ()
+
+    def plus(self, at: Linear, stride: int | tuple[int]) -> Place:
+        if isinstance(stride, int):
+            return Place(self.known.plus(at, stride), self.times)
+        return Place(self.known, (*self.times, (*stride, at)))
+
+    def depends(self, c: int) -> bool:
+        """Whether it moves with a class by a number of elements that is not known."""
+        return any(at.step(c) for _, at in self.times)
+
+    def parts_of(self, c: int) -> bool:
+        return any(at.parts_of(c) for at in (self.known, *(at for _, at in self.times)))
+
+
+@dataclass(frozen=True)
 class Mask:
-    """The element of an argument at this place in memory has other bits than `hidden`."""
+    """The element of an argument at this place has other bits than `hidden`."""
 
     argument: int
-    place: Linear
+    place: Place
     hidden: int
 
 
@@ -97,7 +117,7 @@ class _Element:
     """An element of an argument."""
 
     argument: int
-    place: Linear
+    place: Place
 
 
 class _Nowhere:
@@ -147,13 +167,13 @@ class _Reader:
     def element(self, value: ir.Value, point: Sequence[Linear | None]) -> _Answer:
         if value not in self.k.strides:
             return None
-        place = Linear()
+        place = Place()
         for at, stride, size in zip(point, self.k.strides[value], st.shape(value)):
             if size == 1:
                 continue
-            if at is None or not isinstance(stride, int):
+            if at is None or not (isinstance(stride, int) or stride in self.arguments):
                 return None
-            place = place.plus(at, stride)
+            place = place.plus(at, stride if isinstance(stride, int) else (self.arguments[stride],))
         return _Element(self.arguments[value], place)
 
     def yielded(self, op: ir.Operation, loops: Sequence[Linear | None]) -> _Answer:

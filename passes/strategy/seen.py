@@ -128,10 +128,13 @@ def roles_of(kernel: KernelFunction) -> Roles:
 
 def _tells(c: Limit | Mask, row: int, column: Columns) -> bool:
     """Whether a condition says which columns a block of rows sees."""
-    at = c.of if isinstance(c, Limit) else c.place
+    of = c.of if isinstance(c, Limit) else c.place
+    at = c.of if isinstance(c, Limit) else c.place.known
     step = at.step(column.walked if column.within is None else column.within)
-    plain = not any(at.parts_of(x) for x in (row, column.walked, column.within) if x is not None) and at.step(column.walked) == column.each * step
-    return plain and (abs(step) == 1 if isinstance(c, Limit) else step == 1)
+    plain = not any(of.parts_of(x) for x in (row, column.walked, column.within) if x is not None) and at.step(column.walked) == column.each * step
+    if isinstance(c, Limit):
+        return plain and abs(step) == 1
+    return plain and step == 1 and not any(c.place.depends(x) for x in (column.walked, column.within) if x is not None)
 
 
 def _classes(

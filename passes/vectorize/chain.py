@@ -186,7 +186,7 @@ class _Turns:
 
         first = m.mul(block, self.s.row_block)
         last = m.sub(m.minimum(m.add(first, self.s.row_block), self.sizes.rows), 1)
-        return bounds_of(self.s.seen, kernel, m, lambda c: e.size(kernel.domain.sizes[c]), (of_batch, first, last), argument)
+        return bounds_of(self.s.seen, kernel, m, e.size, (of_batch, first, last), argument)
 
     def _lane_blocks(self, first: Number, last: Number, bounds: list[Number]) -> tuple[Number, Number]:
         """Of iterations of the first part, one for each of its blocks of columns, those within the bounds."""

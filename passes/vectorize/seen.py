@@ -24,12 +24,12 @@ Pair = tuple[Number, Number]
 
 
 def bounds_of(
-    seen: Seen, kernel: KernelFunction, m: Arithmetic, size: Callable[[int], Number], place: tuple[Number, Number, Number],
+    seen: Seen, kernel: KernelFunction, m: Arithmetic, size: Callable[[object], Number], place: tuple[Number, Number, Number],
     argument: Callable[[int], ir.Value],
 ) -> list[Number]:  # fmt: skip
     """The first block of columns, and the one behind the last, of which some rows see some.
 
-    `kernel` is the part that hides columns, `size` that of its classes, `place` the number in the batch, the first row and the last one,
+    `kernel` is the part that hides columns, `size` gives its sizes as numbers, `place` the number in the batch, the first row and the last one,
     `argument` where the kernel's arguments lie.
     """
     return _Bounds(seen, kernel, m, size, place, argument).run()
@@ -37,13 +37,15 @@ def bounds_of(
 
 class _Bounds:
     def __init__(
-        self, seen: Seen, kernel: KernelFunction, m: Arithmetic, size: Callable[[int], Number], place: tuple[Number, Number, Number],
+        self, seen: Seen, kernel: KernelFunction, m: Arithmetic, size: Callable[[object], Number], place: tuple[Number, Number, Number],
         argument: Callable[[int], ir.Value],
     ) -> None:  # fmt: skip
         self.seen, self.k, self.m, self.argument = seen, kernel, m, argument
         of_batch, self.first, self.last = place
-        self.columns = m.mul(size(seen.column.walked), seen.column.each)
-        self.at: dict[int, Number] = dict(zip(seen.outer, delinearize(m, of_batch, [size(c) for c in seen.outer])))
+        sizes = kernel.domain.sizes
+        self.columns = m.mul(size(sizes[seen.column.walked]), seen.column.each)
+        self.at: dict[int, Number] = dict(zip(seen.outer, delinearize(m, of_batch, [size(sizes[c]) for c in seen.outer])))
+        self.number = lambda n: size(kernel.arguments[n])
 
     def run(self) -> list[Number]:
         m, each = self.m, self.seen.block * self.seen.column.each
@@ -119,8 +121,15 @@ class _Bounds:
         memory = entry.memref_at(self.argument(mask.argument), integer)
         hidden = builders.constant(kind, mask.hidden - (mask.hidden >> (width - 1) << width))
         nothing = builders.constant(kind, 0)
-        place = self._beside(mask.place)
-        last = self.last if place.step(self.seen.row) else self.first
+        known, times = self._beside(mask.place.known), mask.place.times
+        last = self.last if any(at.step(self.seen.row) for at in (known, *(at for _, at in times))) else self.first
+
+        def place(row: Number) -> Number:
+            out = self._value(known, row)
+            for n, at in times:
+                out = m.add(out, m.mul(self._value(at, row), self.number(n)))
+            return out
+
 
         partial = not isinstance(self.columns, int) or self.columns % each != 0
 
@@ -130,7 +139,7 @@ class _Bounds:
             rows = scf.ForOp(m.value(self.first), m.value(m.add(last, 1)), m.value(1), [nothing])
             m.enter()
             with ir.InsertionPoint(rows.body):
-                where = [m.value(m.add(self._value(place, rows.induction_variable), at))]
+                where = [m.value(m.add(place(rows.induction_variable), at))]
                 bits = vector.load(kind, memory, where) if present is None else vector.maskedload(kind, memory, where, present, hidden)
                 scf.YieldOp([arith.ori(rows.inner_iter_args[0], arith.xori(bits, hidden))])
             m.leave()

@@ -16,7 +16,7 @@ from mlirc.dialects.own import load_for
 from mlirc.lowering.target import Target
 from mlirc.passes import neutral
 from mlirc.passes.chained import ChainFunction
-from mlirc.passes.conditions import Conditions, Limit, Linear, Mask
+from mlirc.passes.conditions import Conditions, Limit, Linear, Mask, Place
 from mlirc.passes.outline import Kernel
 from mlirc.passes.strategy import chains
 from mlirc.passes.strategy.chains import ChainStrategy
@@ -58,7 +58,7 @@ def found_in(f: Attention, monkeypatch: pytest.MonkeyPatch) -> Conditions:
     def named(of: Linear) -> Linear:
         return Linear(tuple((names[c], n) for c, n in of.steps), of.constant)  # type: ignore[index]
 
-    return tuple(Limit(named(c.of)) if isinstance(c, Limit) else Mask(c.argument, named(c.place), c.hidden) for c in s.seen.conditions)
+    return tuple(Limit(named(c.of)) if isinstance(c, Limit) else Mask(c.argument, Place(named(c.place.known)), c.hidden) for c in s.seen.conditions)
 
 
 def limit(a: Linear, b: Linear, more: int = 0) -> Limit:
@@ -100,7 +100,7 @@ def test_masks_are_looked_through(always: None, monkeypatch: pytest.MonkeyPatch)
     """Of bools, and of numbers that are added; of all rows, of each head."""
     for mask, steps in ((torch.rand(300, 300) < 0.5, (0, 300, 1)), (torch.rand(300) < 0.5, (0, 0, 1)), (torch.rand(3, 1, 300) < 0.5, (300, 0, 1))):
         (found,) = found_in(masked(mask), monkeypatch)
-        assert isinstance(found, Mask) and tuple(found.place.step(c) for c in range(3)) == steps and found.hidden in (0, 1)
+        assert isinstance(found, Mask) and tuple(found.place.known.step(c) for c in range(3)) == steps and found.hidden in (0, 1)
     added = torch.zeros(300, 300)
     (found,) = found_in(lambda q, k, v: (q @ k.mT + added).softmax(-1) @ v, monkeypatch)
     assert isinstance(found, Mask) and found.hidden == 0xFF800000
@@ -113,7 +113,7 @@ def test_a_mask_of_each_batch(always: None, monkeypatch: pytest.MonkeyPatch) -> 
     found, s = chosen(attention_kernel(300, 300, AVX512, batch=2, heads=3, dtype=torch.float32), AVX512)
     assert isinstance(s, ChainStrategy) and s.seen is not None and s.seen.part == 1 and len(s.seen.outer) == 2
     (condition,) = s.seen.conditions
-    assert isinstance(condition, Mask) and dict(condition.place.steps) == {s.seen.outer[0]: 90000, s.seen.row: 300, s.seen.column.walked: 1}
+    assert isinstance(condition, Mask) and dict(condition.place.known.steps) == {s.seen.outer[0]: 90000, s.seen.row: 300, s.seen.column.walked: 1}
 
 
 def kernel_text(body: str, result: str) -> str:
