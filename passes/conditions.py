@@ -129,7 +129,9 @@ _Answer = Union[Linear, _Truth, _Number, _Element, _Nowhere, float, None]
 _COMPARISONS = ("eq", "ne", "slt", "sle", "sgt", "sge")
 """By the numbers of their predicates; unsigned ones follow."""
 _SAME = ("arith.index_cast", "arith.extsi", "arith.trunci", "arith.extf", "arith.truncf")
-"""Conversions: sizes of tensors fit 32 bits (`passes.fit_integers`), and -inf any float."""
+"""Conversions, of numbers that fit (`_Reader.fits`); -inf fits any float."""
+MOST = 1 << 20
+"""Longer loops than these, of sizes that are symbols, would be over too many scores."""
 HIDDEN = {"i1": 0, "f32": 0xFF800000, "bf16": 0xFF80, "f16": 0xFC00}
 """The bits of what hides an element, in masks of these types."""
 
@@ -192,10 +194,19 @@ class _Reader:
             return loops[ir.IntegerAttr(made.attributes["dim"]).value]
         if made.name == "arith.constant":
             return _constant(v, made)
-        values = [self.scalar(x, op, loops) for x in made.operands]
+        answer = self.computed(made, [self.scalar(x, op, loops) for x in made.operands])
+        return None if isinstance(answer, Linear) and not self.fits(answer, v.type) else answer
+
+    def fits(self, of: Linear, kind: ir.Type) -> bool:
+        """Whether a number is none that wraps around in its type."""
+        bits = kind.width if isinstance(kind, ir.IntegerType) else 64
+        most = max([MOST, *(n for n in self.k.domain.sizes if isinstance(n, int))])
+        return _magnitude(of, most) < 1 << (bits - 1)
+
+    def computed(self, made: ir.Operation, values: Sequence[_Answer]) -> _Answer:
+        """What an op of a body makes of these."""
         if made.name in _SAME:
-            narrow = isinstance(v.type, ir.IntegerType) and v.type.width < 32
-            return None if narrow else values[0]
+            return values[0]
         match made.name, values:
             case "arith.addi", [Linear() as a, Linear() as b]:
                 return a.plus(b)
@@ -231,6 +242,12 @@ class _Reader:
             return None
         seen = Mask(answer.argument, answer.place, HIDDEN[kind])
         return _Truth((seen,), (Mask(answer.argument, answer.place, 1),)) if kind == "i1" else _Number((seen,))
+
+
+def _magnitude(of: Linear, most: int) -> int:
+    """A bound of the number, where no loop is longer than `most`."""
+    terms = (abs(n) * (_magnitude(term.of, most) if isinstance(term, Part) else most) for term, n in of.steps)
+    return abs(of.constant) + sum(terms)
 
 
 def _selected(condition: _Answer, a: _Answer, b: _Answer) -> _Answer:

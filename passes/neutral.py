@@ -7,7 +7,8 @@
     p / total                            0
     product with p over columns          as without them
 
-Two numbers are told apart, -inf and 0. Whatever else would be made of them is not known, and then the columns have to be walked.
+Two numbers are told apart, -inf and 0. Whatever else would be made of them is not known, and then the columns have to be walked; so they have
+to be if the same loops sum up something else.
 """
 
 from __future__ import annotations
@@ -66,6 +67,12 @@ def columns(
     if not found:
         raise NotNeutral("nothing reads them")
     (classes,) = found
+    for op in kernel.ops:
+        loops = domain.loops.get(op, [])
+        if any(v in held for v in st.tensors_read(op)) or not {*classes} & {*loops}:
+            continue
+        if op.name != "linalg.generic" or any(kind == "reduction" and c in classes for kind, c in zip(st.iterators(op), loops)):
+            raise NotNeutral("a reduction of something else walks over the columns")
     return classes, {n: held[v] for n, v in enumerate(kernel.results) if v in held}  # type: ignore[return-value]
 
 

@@ -1,6 +1,6 @@
 """Kernels with numbers in the place of sizes that are symbols: how their loops and values lie to each other is the same for all sizes.
 
-    %s: tensor<1x12x?x?xf32> {sizes = [1, 12, n0, n1], strides = [n2, n3, n1, 1]}     ->     [1, 12, 1009, 2003], [24252..., 2003, 1]
+    %s: tensor<1x12x?x?xf32> {sizes = [1, 12, n0, n1], strides = [n2, n3, n1, 1]}     ->     [1, 12, 1021, 1031], [12631812, 1052651, 1031, 1]
 
 Numbers of different symbols have no factor in common, so that what is equal with them is equal.
 """

@@ -3,10 +3,13 @@
     scores [12, 197, 197] = q k^T;  p = softmax(scores);  out = p v          one head after the other, 230 KB of scores and p for each
 
 The first kernel is a product with a batch. All of them walk over the batch outermost, and so a range of their iterations belongs to a
-range of the batch; where the rows of the product are the next loop of all, also to a block of these.
+range of the batch; where the rows of the product are the next loop of all, also to a block of these. Of sizes that are symbols this is asked
+with numbers in their place (`passes.numbered`).
 
 us of attention's kernels one after the other and in turns, one core of an Emerald Rapids (L2 2 MB), heads x queries x elements: in bf16
 12 x 197 x 64 760 and 455, 32 x 1024 x 64 55,900 and 27,300; whole calls in f32 12 x 197 x 64 1,290 and 1,125, 12 x 512 x 64 6,800 and 6,030.
+With lengths that are symbols, 12 x 1024 x 64 before the query on a Zen 4: 37,900 and 19,000 in f32, 34,500 and 11,800 in bf16, a third of which
+is due to words of bf16 (`frontend.ops.attention`); of known lengths 18,500 and 11,400.
 """
 
 from __future__ import annotations
@@ -134,10 +137,11 @@ def _chain(
     most = (ROWS, MOST_SHARES * ROWS) if symbolic else (room * rows // each, MOST_SHARES * room * rows // each)
     if symbolic:
         why["together"] = "sizes are symbols"
-    hidden = seen(parts, batches.strategies, passed)
+    whole_tiles = _without_blocks(batches.strategies)
+    hidden = seen(parts, whole_tiles, passed)
     if isinstance(hidden, Seen):
-        if whole == batch and isinstance(found := _blocks_that_see(hidden, parts, batches.strategies, passed, batch, rows, most[0]), _Spans):
-            why["seen"] = f"{len(hidden.conditions)} conditions hide columns, of which blocks of {hidden.block} are left out"
+        if whole == batch and isinstance(found := _blocks_that_see(parts, whole_tiles, passed, batch, rows, most[0]), _Spans):
+            why["seen"] = f"conditions hide columns ({len(hidden.conditions)}), of which whole blocks are left out"
             why["row_block"] = why.pop("together")
             return ChainStrategy(batch, rows, 1, found.row_block, list(found.strategies), found.spans, hidden, symbolic, why=why)
     elif hidden:
@@ -154,16 +158,18 @@ def _chain(
     return ChainStrategy(batch, rows, 1, blocks.row_block, list(blocks.strategies), blocks.spans, symbolic=symbolic, why=why)
 
 
+def _without_blocks(strategies: Sequence[Strategy]) -> list[Strategy]:
+    """With the reductions of products on tiles walked at once, behind the first of them: of some columns nobody knows how many blocks they are."""
+    plain = {"overlapped": False, "fetch_ahead": False, "streams": 1, "depth": None, "group": 1, "rows_copied": False}
+    return [replace(s, **plain) if n and isinstance(s, ContractionStrategy) and s.tiles else s for n, s in enumerate(strategies)]  # type: ignore[arg-type]
+
+
 def _blocks_that_see(
-    hidden: Seen, parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], batch: int, rows: int, room: int
+    parts: Sequence[KernelFunction], strategies: Sequence[Strategy], passed: Sequence[Passed], batch: int, rows: int, room: int
 ) -> _Spans | str:
     """Blocks of rows that are low enough to see different columns."""
-    plain = [
-        replace(s, overlapped=False, fetch_ahead=False) if c is not None and isinstance(s, ContractionStrategy) and s.tiles else s
-        for s, c in zip(strategies, hidden.classes)
-    ]
     most = -(-rows // LEAST_BLOCKS)
-    return _row_blocks(parts, plain, passed, batch, rows, (min(room, most), MOST_SHARES * min(room, most)))
+    return _row_blocks(parts, strategies, passed, batch, rows, (min(room, most), MOST_SHARES * min(room, most)))
 
 
 def reads_in_common(parts: Sequence[KernelFunction], target: Target) -> str:

@@ -1,7 +1,7 @@
 """Kernels that take turns in one function: a chunk of the batch through all of them, then the next one.
 
     func private @kernel_body(%begin, %end, %context):          (of the chunks)
-      scratch = what the parts pass to one another, for one chunk
+      scratch = what the parts pass to one another, for one chunk: on the stack, or the heap where sizes are symbols
       for chunk:
         %begin', %end' = the blocks of columns that its rows see (`seen`), further slots of the contexts
         for each part: its context = slots of %context, and the scratch less the place where the chunk begins

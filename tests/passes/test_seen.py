@@ -20,6 +20,7 @@ from mlirc.passes.conditions import Conditions, Limit, Linear, Mask, Place
 from mlirc.passes.outline import Kernel
 from mlirc.passes.strategy import chains
 from mlirc.passes.strategy.chains import ChainStrategy
+from mlirc.passes.vectorize.kernel import KernelFunction
 from mlirc.tests.frontend.compare import compare, left_to_aten
 from mlirc.tests.passes.test_chain import AMX, AVX512, always, attention_kernel, chosen, heads
 
@@ -158,8 +159,6 @@ SOFTMAX = "%y = arith.subf %a, %t : f32\n%x = math.exp %y : f32"
 def columns_of(body: str) -> tuple[tuple[int, ...], dict[int, str]]:
     text = kernel_text(body, "tensor<8x16xf32>")
     with kernel_context(), ir.Location.unknown():
-        from mlirc.passes.vectorize.kernel import KernelFunction
-
         load_for(text)
         module = ir.Module.parse(text)
         return neutral.columns(KernelFunction.of(module), {0: neutral.NOWHERE})
@@ -188,7 +187,7 @@ def test_what_others_read_is_computed(always: None, monkeypatch: pytest.MonkeyPa
     """Weights that are a result of the graph have all their columns."""
 
     def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1)
+        hidden = torch.arange(q.shape[2])[:, None] < torch.arange(k.shape[2])
         p = (q @ k.mT).masked_fill(hidden, float("-inf")).softmax(-1)
         return p @ v, p
 
@@ -198,6 +197,67 @@ def test_what_others_read_is_computed(always: None, monkeypatch: pytest.MonkeyPa
         if "_chain_" in kernel.name:
             _, s = chosen(kernel, AVX512)
             assert not isinstance(s, ChainStrategy) or s.seen is None
+
+
+def weights(q: torch.Tensor, k: torch.Tensor, more: torch.Tensor | float = 0) -> torch.Tensor:
+    hidden = torch.arange(q.shape[2])[:, None] < torch.arange(k.shape[2])
+    return (q @ k.mT * 0.1 + more).masked_fill(hidden, float("-inf")).softmax(-1)
+
+
+BESIDE: dict[str, Callable[..., torch.Tensor]] = {
+    "another softmax": lambda q, k, v, x: (weights(q, k) * (k @ k.mT * 0.1).softmax(-1)) @ v,
+    "of a bias": lambda q, k, v, x: (weights(q, k) * x.softmax(-1)) @ v,
+    "a norm": lambda q, k, v, x: (weights(q, k) * (x / x.norm(dim=-1, keepdim=True))) @ v,
+    "in the scores": lambda q, k, v, x: weights(q, k, x.softmax(-1) * 100) @ v,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", BESIDE)
+def test_what_else_is_summed_up_over_the_columns(always: None, case: str, dtype: torch.dtype) -> None:
+    """Such as a second softmax, which sees all of them."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 3, 300, 64, dtype=dtype) for _ in range(3))
+    compare(BESIDE[case], q, k, v, torch.randn(1, 3, 300, 300, dtype=dtype))
+
+
+def test_a_reduction_of_something_else() -> None:
+    text = kernel_text(SOFTMAX, "tensor<8x16xf32>").replace("(%s: tensor<8x16xf32>)", "(%s: tensor<8x16xf32>, %b: tensor<8x16xf32>)")
+    # The divisor is the sum of something else, plus nothing.
+    text = text.replace("ins(%p : tensor<8x16xf32>) outs(%zeros", "ins(%b : tensor<8x16xf32>) outs(%zeros")
+    text = text.replace("ins(%p, %total :", "ins(%r, %total :").replace(
+        "      %total = ",
+        """      %r = linalg.generic {indexing_maps = [#rows, #rows, #rows], iterator_types = ["parallel", "parallel"]} ins(%p, %b : tensor<8x16xf32>, tensor<8x16xf32>) outs(%full : tensor<8x16xf32>) {
+      ^bb0(%a: f32, %t: f32, %o: f32):
+        %m = arith.mulf %a, %t : f32
+        linalg.yield %m : f32
+      } -> tensor<8x16xf32>
+      %total = """,
+    )
+    with kernel_context(), ir.Location.unknown():
+        load_for(text)
+        module = ir.Module.parse(text)
+        kernel = KernelFunction.of(module)
+        with pytest.raises(neutral.NotNeutral, match="something else"):
+            neutral.columns(kernel, {0: neutral.NOWHERE})
+
+
+WRAPPING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda a: a + 2147483400 <= a[:, None],
+    "product": lambda a: a <= -((a[:, None] + torch.arange(3, dtype=torch.int32)[:, None, None]) * (1 << 24)),
+    "difference": lambda a: a - 2147483500 <= a[:, None] - 2147483400,
+}
+
+
+@pytest.mark.parametrize("case", WRAPPING)
+def test_numbers_that_wrap_around(always: None, case: str) -> None:
+    torch.manual_seed(0)
+
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        seen = WRAPPING[case](torch.arange(300, dtype=torch.int32))
+        return torch.where(seen, q @ k.mT * 0.1, float("-inf")).softmax(-1) @ v
+
+    compare(f, *(heads(300, heads=3, dtype=torch.float32) for _ in range(3)))
 
 
 WHERE: dict[str, Callable[[int, int], torch.Tensor]] = {
@@ -258,13 +318,13 @@ def test_nobody_computes_what_is_not_seen(always: None, dtype: torch.dtype) -> N
             assert not out[:, :, :256].isnan().any() and out[:, :, 384:].isnan().all()
 
 
-@pytest.mark.parametrize("target", [AMX, AVX512, "x86-64-v3"])
+@pytest.mark.parametrize("target, n", [(AMX, 512), (AMX, 1024), (AVX512, 512), ("x86-64-v3", 512)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_code(always: None, target: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code(always: None, target: str, n: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The products walk from one bound of the columns to the other, in whole words or tiles."""
     attend = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v: attend(q, k, v, is_causal=True))
-    kernel = attention_kernel(512, 512, target, heads=2, dtype=dtype)
+    kernel = attention_kernel(n, n, target, heads=2, dtype=dtype)
     _, s = chosen(kernel, target)
     assert isinstance(s, ChainStrategy) and s.seen is not None and s.row_blocks >= 4 and s.together == 1
     seen: dict[str, str] = {}
@@ -272,7 +332,7 @@ def test_code(always: None, target: str, dtype: torch.dtype, monkeypatch: pytest
     assert "conditions hide columns" in seen["strategy"] and "asm" in seen
     if target == AMX and dtype == torch.bfloat16:
         assert seen["asm"].count("tdpbf16ps") >= 8
-        assert not s.parts[2].overlapped and s.seen.block % 32 == 0  # type: ignore[union-attr]
+        assert not s.parts[2].overlapped and s.parts[2].depth is None and s.seen.block % 32 == 0  # type: ignore[union-attr]
 
 
 def test_low_blocks_of_rows(always: None) -> None:
