@@ -192,8 +192,10 @@ class _Turns:
         """Of iterations of the first part, one for each of its blocks of columns, those within the bounds."""
         s, m = self.s.parts[0], self.m
         assert self.s.seen is not None and isinstance(s, ContractionStrategy)
-        blocks = 1 if s.lane is None else -(-self.chain.parts[0].domain.sizes[s.lane] // (s.columns * s.lanes)) if s.inside else 0  # type: ignore[operator]
-        each = self.s.seen.block * blocks if s.inside else self.s.seen.block // (s.columns * s.lanes)
+        width = s.columns * s.lanes
+        each = self.s.seen.block // width
+        if s.inside:  # what is walked in part is outside of the lanes
+            each = self.s.seen.block * -(-self.chain.parts[0].domain.sizes[s.lane] // width)  # type: ignore[index, operator]
         begin, end = (m.add(first, m.mul(bound, each)) for bound in bounds)
         return begin, m.minimum(end, last)
 
@@ -203,7 +205,6 @@ class _Turns:
         offsets: list[Number] = []
         at: Number = 0
         for _, size in self.sizes.chunks:
-            size = m.mul(size, self.s.together) if self.sizes.row_blocks == 1 else size
             slack = m.mul(m.floordiv(size, self.s.row_block), SLACK) if self.sizes.row_blocks != 1 else 0
             at = m.add(at, _aligned(m, slack))
             offsets.append(at)

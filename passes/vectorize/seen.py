@@ -130,7 +130,6 @@ class _Bounds:
                 out = m.add(out, m.mul(self._value(at, row), self.number(n)))
             return out
 
-
         partial = not isinstance(self.columns, int) or self.columns % each != 0
 
         def shows(i: ir.Value) -> ir.Value:
