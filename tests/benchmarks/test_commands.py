@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from torch._dynamo.backends.registry import register_backend
 
 from mlirc.benchmarks import (
+    attention,
     compiling,
     contractions,
     demo,
@@ -302,3 +303,13 @@ def test_flex(own_threads):
     assert len(errors) == 2 and max(errors) < 1e-5
     assert "shapes are like" in CliRunner().invoke(flex.main, ["--shapes", "big"]).output
     assert "changes: none, " in CliRunner().invoke(flex.main, ["--changes", "odd"]).output
+
+
+def test_attention(own_threads):
+    arguments = ["--shapes", "1x2x16x8", "--dtypes", "f32", "--kinds", "causal,documents", "--backends", "eager,mlirc,mlirc-dynamic", "--seconds", "0"]
+    result = CliRunner().invoke(attention.main, arguments)
+    assert result.exit_code == 0, result.output
+    errors = [float(e) for e in re.findall(r"mlirc\S* .*? ms, error (\S+?)[;\n]", result.output)]
+    assert len(errors) == 4 and max(errors) < 1e-5
+    assert "shapes are like" in CliRunner().invoke(attention.main, ["--shapes", "big"]).output
+    assert "kinds: all, " in CliRunner().invoke(attention.main, ["--kinds", "odd"]).output

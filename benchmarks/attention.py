@@ -1,0 +1,105 @@
+"""`scaled_dot_product_attention`: all keys, those before the query, or what a mask shows, with known lengths and with lengths that change.
+
+For each shape, dtype and kind, in one process: whether the result is right (against fp64), and the time of a call, in turns. `mlirc-dynamic` and
+`inductor-dynamic` are compiled for any length. Inductor calls ATen's flash kernel, as eager mode does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from statistics import geometric_mean
+from typing import Any
+
+import click
+
+from .suite import DTYPES, chosen_dtypes
+
+KINDS = ("all", "causal", "window", "documents")
+
+
+def kind_of(name: str, length: int) -> tuple[Any, bool]:
+    """The mask, if there is one, and whether queries see only the keys before them."""
+    import torch
+
+    i, j = torch.arange(length)[:, None], torch.arange(length)
+    masks = {"window": (j <= i) & (j > i - 256), "documents": (i * 4 // length == j * 4 // length) & (j <= i)}
+    return masks.get(name), name == "causal"
+
+
+def measure(shape: tuple[int, ...], dtype: str, name: str, backends: list[str], seconds: float) -> dict[str, dict[str, float]]:
+    """Per backend: `error` relative to the largest result, and `ms`."""
+    import torch
+    import torch.nn.functional as F
+
+    from .measure import alternate, median_ms
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape, dtype=getattr(torch, DTYPES[dtype])) for _ in range(3)]
+    mask, causal = kind_of(name, shape[2])
+
+    def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+
+    exact = attend(*(x.double() for x in inputs), mask)
+    rows: dict[str, dict[str, float]] = {}
+    calls: dict[str, Callable[[], Any]] = {}
+    for backend in backends:
+        call: Callable[..., Any] = attend
+        arguments = [x.clone() for x in inputs]
+        seen = None if mask is None else mask.clone()
+        if backend != "eager":
+            call = torch.compile(_apart(attend), backend=backend.removesuffix("-dynamic"), dynamic=None)
+            if backend.endswith("-dynamic"):
+                for x, dims in ((arguments[0], [2]), (arguments[1], [2]), (arguments[2], [2]), (seen, [0, 1])):
+                    for dim in dims if x is not None else ():
+                        torch._dynamo.mark_dynamic(x, dim)
+        error = float((call(*arguments, seen).double() - exact).abs().max() / exact.abs().max())
+        rows[backend] = {"error": error}
+        calls[backend] = lambda call=call, arguments=arguments, seen=seen: call(*arguments, seen)  # type: ignore[misc]
+    for backend, times in alternate(calls, seconds).items():
+        rows[backend]["ms"] = median_ms(times)
+    return rows
+
+
+def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy with code of its own: what Dynamo compiles belongs to the code."""
+    import types
+
+    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__)  # type: ignore[attr-defined]
+
+
+@click.command(help=__doc__)
+@click.option("--shapes", default="1x12x512x64,1x12x1024x64,1x32x2048x64", show_default=True, help="Batch, heads, length and width; with commas between them.")
+@click.option("--dtypes", default="f32,bf16", show_default=True)
+@click.option("--kinds", default=",".join(KINDS), show_default=True)
+@click.option("--backends", default="eager,inductor-dynamic,mlirc,mlirc-dynamic", show_default=True)
+@click.option("--threads", default=1, show_default=True)
+@click.option("--seconds", default=1.0, show_default=True, help="Seconds of timing for each backend.")
+def main(shapes: str, dtypes: str, kinds: str, backends: str, threads: int, seconds: float) -> None:
+    if unknown := set(kinds.split(",")) - set(KINDS):
+        raise click.UsageError(f"unknown {', '.join(sorted(unknown))}; kinds: {', '.join(KINDS)}")
+    try:
+        sizes = [tuple(map(int, text.split("x"))) for text in shapes.split(",")]
+    except ValueError:
+        raise click.UsageError(f"{shapes!r}: shapes are like 1x12x512x64") from None
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    import torch
+
+    torch.set_num_threads(threads)
+    ratios: dict[str, list[float]] = {}
+    with torch.no_grad():
+        for shape, dtype, name in ((s, d, k) for s in sizes for d in chosen_dtypes(dtypes) for k in kinds.split(",")):
+            torch._dynamo.reset()
+            rows = measure(shape, dtype, name, backends.split(","), seconds)
+            texts = (f"{b} {r['ms']:8.2f} ms, error {r['error']:.0e}" for b, r in rows.items())
+            click.echo(f"{'x'.join(map(str, shape)):14} {dtype:4} {name:10} {'; '.join(texts)}")
+            for backend, row in rows.items():
+                if backend != "eager" and "eager" in rows:
+                    ratios.setdefault(backend, []).append(rows["eager"]["ms"] / row["ms"])
+    for backend, found in ratios.items():
+        click.echo(f"{backend}: {geometric_mean(found):.2f}x eager (geometric mean), slowest {min(found):.2f}x")
+
+
+if __name__ == "__main__":
+    main()
