@@ -95,14 +95,16 @@ def chain(function: ChainFunction, strategies: Sequence[Strategy], target: Targe
     parts = function.parts
     if all(isinstance(size, int) for k in parts for size in k.domain.sizes):
         return _chain(parts, strategies, function.passed, target, False)
+    if any(k.domain.kind not in ("contraction", "loops", "rows") for k in parts) or not isinstance(strategies[0], ContractionStrategy):
+        return "sizes are symbols, and it is no attention"
     try:
         stand_ins = numbered(function)
     except CompileError as e:
         return e.reason
     first = function.parts[0]
-    if isinstance(strategies[0], ContractionStrategy) and all(isinstance(first.domain.sizes[c], int) for c in _classes_behind_rows(first, strategies[0])):
+    if all(isinstance(first.domain.sizes[c], int) for c in _classes_behind_rows(first, strategies[0])):
         return "only the number of rows is a symbol"
-    if any(roles_of(a) != roles_of(b) for a, b in zip(parts, stand_ins) if a.domain.anchor is not None):
+    if any(roles_of(a) != roles_of(b) for a, b in zip(parts, stand_ins) if a.domain.kind == "contraction"):
         return "what the loops of a product are depends on its sizes"
     return _chain(stand_ins, strategies, function.passed, target, True)
 
