@@ -49,7 +49,7 @@ def measure(shape: tuple[int, ...], dtype: str, name: str, backends: list[str], 
         arguments = [x.clone() for x in inputs]
         seen = None if mask is None else mask.clone()
         if backend != "eager":
-            call = torch.compile(_apart(attend), backend=backend.removesuffix("-dynamic"), dynamic=None)
+            call = torch.compile(_apart(attend), backend=backend.removesuffix("-dynamic"), dynamic=None if backend.endswith("-dynamic") else False)
             if backend.endswith("-dynamic"):
                 for x, dims in ((arguments[0], [2]), (arguments[1], [2]), (arguments[2], [2]), (seen, [0, 1])):
                     for dim in dims if x is not None else ():
