@@ -99,7 +99,7 @@ def compile_kernel(
         pass_manager("symbol-dce,canonicalize,cse", verify=False).run(vectors.operation)
         tabulate_expressions(vectors, target)
         tabulate(vectors, target)
-        expand_math(vectors)
+        expand_math(vectors, target)
         if "arith.divf" in text:  # what functions become divides by no broadcast number, and to look takes 0.4 ms
             multiply_by_reciprocals(vectors)
         if "bf16" in text:

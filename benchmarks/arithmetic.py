@@ -70,6 +70,7 @@ def count(text: str) -> Work | None:
 def _body(op: Any) -> Work:
     """The ops of a region on vectors, after the expansion of the functions in it."""
     from mlirc.dialects.mlir import PassManager, func, ir
+    from mlirc.lowering.target import Target
     from mlirc.passes import structure as st
     from mlirc.passes.expand_math import expand_math
 
@@ -108,7 +109,7 @@ def _body(op: Any) -> Work:
             env.update(zip(o.results, new.results))
         func.ReturnOp([value(v) for v in yielded])
     assert block is not None
-    expand_math(module)
+    expand_math(module, Target.host())
     PassManager.parse("builtin.module(canonicalize,cse)").run(module.operation)
     work = Work()
     for o in f.body.blocks[0].operations:

@@ -14,6 +14,7 @@ Runs after vectorization and before `convert-scf-to-cf`: sin, cos, tan, remainde
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..dialects.math_expansions import (
     activations,
@@ -25,6 +26,7 @@ from ..dialects.math_expansions import (
     inverse_trigonometric,
     libm,
     logarithm,
+    piecewise,
     power,
     remainder,
     rounding,
@@ -32,6 +34,9 @@ from ..dialects.math_expansions import (
 )
 from ..dialects.math_expansions.num import F32, Num, constants_at_start_of, element_type, with_element
 from ..dialects.mlir import arith, ir
+
+if TYPE_CHECKING:
+    from ..lowering.target import Target
 
 PASS_NAME = "mlirc-expand-math"
 
@@ -99,11 +104,18 @@ COARSE: dict[str, Expansion] = {
 }
 """The same for f32 of which only a rounded bf16 remains."""
 
+PIECEWISE: dict[str, Expansion] = {"math.tanh": piecewise.tanh, "mlirc.gelu": piecewise.gelu}
+"""The same for vectors of f32 that fill a register of AVX-512."""
+
 _KEEPS_RELATIVE_ERROR = {"arith.mulf", "arith.divf", "arith.select", "arith.negf", "math.absf"}
 
 
-def expand_math(module: ir.Module) -> None:
-    """Expand every op named in `EXPANSIONS` that is inside a function. f16 and bf16 are computed in f32."""
+def expand_math(module: ir.Module, target: Target | None = None) -> None:
+    """Expand every op named in `EXPANSIONS` that is inside a function. f16 and bf16 are computed in f32.
+
+    Without a target, by instructions that all targets have.
+    """
+    piecewise_too = target is not None and target.has_avx512
     found: list[ir.Operation] = []
 
     def collect(op: ir.Operation) -> ir.WalkResult:
@@ -118,12 +130,16 @@ def expand_math(module: ir.Module) -> None:
             if found:
                 with constants_at_start_of(function.regions[0].blocks[0]):
                     for op in found:
-                        _expand(op)
+                        _expand(op, piecewise_too)
 
 
-def _expand(op: ir.Operation) -> None:
+def _expand(op: ir.Operation, piecewise_too: bool) -> None:
     with ir.InsertionPoint(op), op.location:
-        table = COARSE if op.name in COARSE and ends_in_bf16(op) else EXPANSIONS
+        table = EXPANSIONS
+        if op.name in COARSE and ends_in_bf16(op):
+            table = COARSE
+        elif piecewise_too and op.name in PIECEWISE and piecewise.fits(op.operands[0].type):
+            table = PIECEWISE
         expanded = table[op.name](*(_at_least_f32(operand) for operand in op.operands))
         results = expanded if isinstance(expanded, tuple) else (expanded,)
         for old, new in zip(op.results, results, strict=True):

@@ -15,6 +15,8 @@ from typing import Any, Union
 from ..mlir import arith, ir, math, scf, vector
 
 Operand = Union["Num", float, int]
+Constant = Union[float, int, tuple[float, ...]]
+"""The same number in all lanes, or one for each lane."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class ConstantPool:
         self._block = block
         self._values: dict[tuple[str, str], ir.Value] = {}
 
-    def get(self, type_: ir.Type, number: float | int) -> ir.Value:
+    def get(self, type_: ir.Type, number: Constant) -> ir.Value:
         key = (str(type_), repr(number))
         value = self._values.get(key)
         if value is None:
@@ -78,8 +80,16 @@ def constants_at_start_of(block: ir.Block) -> Iterator[None]:
         _pool = saved
 
 
-def _constant(type_: ir.Type, number: float | int) -> ir.Value:
+def constant(type_: ir.Type, number: Constant) -> ir.Value:
+    """A constant, the one that is there already where constants are shared."""
+    return _pool.get(type_, number) if _pool else _constant(type_, number)
+
+
+def _constant(type_: ir.Type, number: Constant) -> ir.Value:
     element = element_type(type_)
+    if isinstance(number, tuple):
+        numbers = [ir.FloatAttr.get(element, n) for n in number]
+        return arith.ConstantOp(type_, ir.DenseElementsAttr.get(numbers, type=type_)).result
     if isinstance(element, (ir.F32Type, ir.F64Type)):
         attr: ir.Attribute = ir.FloatAttr.get(element, float(number))
     else:
@@ -129,9 +139,9 @@ class Num:
             return F64
         raise TypeError(f"mlirc: math on {self.type}: only f32 and f64 are expanded")
 
-    def like(self, number: float | int) -> "Num":
+    def like(self, number: Constant) -> "Num":
         """A constant of this type."""
-        return Num(_pool.get(self.type, number) if _pool else _constant(self.type, number))
+        return Num(constant(self.type, number))
 
     def _lift(self, other: Operand) -> ir.Value:
         return other.value if isinstance(other, Num) else self.like(other).value

@@ -19,10 +19,10 @@ from torch_mlir.execution_engine import ExecutionEngine
 
 from mlirc.dialects import own
 from mlirc.dialects.mlir import PassManager, ir
-from mlirc.lowering.codegen import emit_object, undefined_symbols
+from mlirc.lowering.codegen import emit_assembly, emit_object, undefined_symbols
 from mlirc.lowering.target import Target
 from mlirc.lowering.to_llvm import lower_to_llvm_ir
-from mlirc.passes.expand_math import EXPANSIONS, expand_math
+from mlirc.passes.expand_math import EXPANSIONS, PIECEWISE, expand_math
 
 TO_LLVM = "builtin.module(canonicalize,cse,convert-scf-to-cf,convert-to-llvm,reconcile-unrealized-casts)"
 
@@ -430,3 +430,20 @@ def test_calls_of_libm_are_in_the_open():
         // CHECK-NOT: call
         """,
     )
+
+
+@pytest.mark.parametrize("name", sorted(PIECEWISE))
+@pytest.mark.parametrize("cpu, lanes, picks", [("znver4", 16, 8), ("skylake-avx512", 16, 8), ("znver4", 8, 0), ("znver4", 32, 0), ("x86-64-v3", 16, 0)])
+def test_coefficients_are_read_from_registers(name, cpu, lanes, picks):
+    """One for each degree and the center; where they are, nothing is divided."""
+    with ir.Context():
+        own.load()
+        module = ir.Module.parse(loop(name, "f32", lanes, 1))
+        expand_math(module, Target.parse(cpu))
+        assert module.operation.verify()
+        text = str(module)
+        assert text.count("llvm.x86.avx512.permvar.sf.512") == picks
+        assert ("arith.divf" in text) != bool(picks)
+        code = emit_assembly(lower_to_llvm_ir(module), Target.parse(cpu))
+    assert len(re.findall(r"\bvperm(?:ps|d)\b.*zmm", code)) == picks
+    assert bool(re.search(r"\bvdivps\b", code)) != bool(picks)
