@@ -213,8 +213,8 @@ class _Fusion:
         if consumer not in self.constant and any(op in self.apart for op in self.groups[other]):
             return "depends on weights alone"
         if st.kind(consumer) in ("elementwise", "reduction"):
-            if any("mlirc.spread" in op.attributes for op in self.groups[other]):
-                return "stored for each element of a run"
+            if stored := next((op for op in self.groups[other] if "mlirc.stored" in op.attributes), None):
+                return ir.StringAttr(stored.attributes["mlirc.stored"]).value
             if any(SORTED in op.attributes for op in self.groups[other]):
                 return "sorted once, not for each block of a row"
         if st.kind(consumer) == "pad" and self._anchored(other):

@@ -4,7 +4,7 @@
                                                          %y = generic %x[n, h, w, g, c] - %s[n, g, c]
 
 As in a group norm of channels-last images. Groups and channels are then one loop, whose vectors are full; they were two, of which the
-inner one has less than a vector. The copy is stored (`mlirc.spread`): fused into its reader it would change nothing.
+inner one has less than a vector. The copy is stored (`mlirc.stored`): fused into its reader it would change nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _spread(op: ir.Operation, walk: Walk, layouts: Layouts) -> bool:
             source = builders.projection(len(kept), [None if d is None else kept.index(d) for d in reads[i]])
             init = builders.empty(walk.sizes(kept, layouts), builders.element_type(value))
             (copy,) = builders.generic([value], [init], [source, builders.identity(len(kept))], "p" * len(kept), lambda v, _: [v])
-            st.operation(copy.owner).attributes["mlirc.spread"] = ir.UnitAttr.get()
+            st.operation(copy.owner).attributes["mlirc.stored"] = ir.StringAttr.get("stored for each element of a run")
         op.operands[i] = copy
         maps[i] = builders.projection(len(walk.order), kept)
     op.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps])

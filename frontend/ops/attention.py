@@ -20,7 +20,7 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from ...dialects import builders
-from ...dialects.mlir import arith, math
+from ...dialects.mlir import arith, ir, math
 from ..dtypes import compute_dtype, scalar
 from ..extents import Extent, same
 from ..graph_builder import GraphBuilder, T
@@ -148,9 +148,9 @@ def _attend(
     if q.dtype == torch.bfloat16 and not isinstance(keys, int) and not (isinstance(q.shape[-2], int) and q.shape[-2] < FEW_QUERIES):
         dims = dims.in_blocks
         k, v = (_cut(b, x, 2, keys) for x in (k, v))
-        attn_mask = attn_mask if attn_mask is None else _cut(b, attn_mask, attn_mask.rank - 1, keys)
-    extents = dict(zip(dims.q, q.shape)) | dict(zip(dims.k, k.shape))
+        attn_mask = attn_mask if attn_mask is None else _cut_mask(b, attn_mask, keys)
     scores = _scores(b, dims, q, k, attn_mask, factor, first, keys)
+    extents = dict(zip(dims.q, q.shape)) | dict(zip(dims.k, k.shape))
     # A query that may see no key gets zeros.
     over = [dims.scores.index(c) for c in dims.keys]
     top = finite_max(b, scores, over, d)
@@ -181,6 +181,28 @@ def _cut(b: GraphBuilder, x: T, dim: int, keys: Extent) -> T:
     return b.reshape(x, (*shape[:dim], blocks, KEYS, *shape[dim + 1 :]))
 
 
+def _cut_mask(b: GraphBuilder, mask: T, keys: Extent) -> T:
+    """In blocks, with -inf behind the last key. It is stored: what reads it knows the number of blocks, but not that of keys."""
+    last = mask.rank - 1
+    cut = _cut(b, mask, last, keys)
+    if same(mask.shape[last], 1):
+        return cut
+    there = lambda at, u: arith.select(_is_key(b, at, last + 1, keys), u, scalar(mask.dtype, float("-inf")))  # noqa: E731
+    out = b.from_indices(cut.shape, [cut], mask.dtype, there)
+    out.value.owner.attributes["mlirc.stored"] = ir.StringAttr.get("cut in blocks of keys once, for all heads")
+    return out
+
+
+def _number(at: Any, dim: int) -> Any:
+    """Of a key, whose place in its block is `dim`."""
+    return arith.addi(arith.muli(at[dim - 1], builders.index(KEYS)), at[dim])
+
+
+def _is_key(b: GraphBuilder, at: Any, dim: int, keys: Extent) -> Any:
+    """Whether a place in the blocks is before the last key."""
+    return arith.cmpi(arith.CmpIPredicate.slt, _number(at, dim), b.index(keys))
+
+
 def _scores(b: GraphBuilder, dims: _Dims, q: T, k: T, attn_mask: T | None, factor: float, first: int | None, keys: Extent) -> T:
     """What the softmax is of, [dims.scores]: -inf where a query may not see a key, or there is none. `first` as in `_attend`."""
     d = compute_dtype(q.dtype)
@@ -190,13 +212,15 @@ def _scores(b: GraphBuilder, dims: _Dims, q: T, k: T, attn_mask: T | None, facto
     if attn_mask is not None:
         scores = b.pointwise(scores.shape, [scores, attn_mask], d, d, d, arith.addf)
     cut = dims.keys == "cn"
-    if first is None and not cut:
+    # A mask of blocks knows where there is no key.
+    ends = cut and (attn_mask is None or same(attn_mask.shape[-1], 1))
+    if first is None and not ends:
         return scores
     query, key = dims.scores.find("m"), dims.scores.index("n")
 
     def seen(at: Any, u: Any) -> Any:
-        number = arith.addi(arith.muli(at[key - 1], builders.index(KEYS)), at[key]) if cut else at[key]
-        conditions = [arith.cmpi(arith.CmpIPredicate.slt, number, b.index(keys))] if cut else []
+        number = _number(at, key) if cut else at[key]
+        conditions = [_is_key(b, at, key, keys)] if ends else []
         if first is not None:
             row = builders.index(0) if query < 0 else arith.addi(at[query], builders.index(first)) if first else at[query]
             conditions.append(arith.cmpi(arith.CmpIPredicate.sle, number, row))

@@ -259,7 +259,7 @@ def test_what_is_passed_on_is_not_stored_past_the_caches() -> None:
     assert isinstance(plan, ChainStrategy) and all(part.streamed == [] for part in plan.parts)
 
 
-def symbolic_attention(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
+def symbolic_attention(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, masked: bool = False) -> list[Kernel]:
     """The kernels of attention with lengths that change; nothing is compiled."""
     torch._dynamo.reset()
     found: list[Kernel] = []
@@ -270,10 +270,14 @@ def symbolic_attention(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> l
 
     monkeypatch.setattr(driver, "compile_kernels", stop)
     q, k, v = (heads(100, dtype=dtype) for _ in range(3))
+    mask = torch.ones(100, 100, dtype=torch.bool) if masked else None
     for x in (q, k, v):
         torch._dynamo.mark_dynamic(x, 2)
+    if mask is not None:
+        torch._dynamo.mark_dynamic(mask, 1)
+        torch._dynamo.mark_dynamic(mask, 0)
     with torch.no_grad(), pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="seen"):
-        torch.compile(F.scaled_dot_product_attention, backend="mlirc", options={"strict": True})(q, k, v)
+        torch.compile(F.scaled_dot_product_attention, backend="mlirc", options={"strict": True})(q, k, v, mask)
     return found
 
 
@@ -292,6 +296,15 @@ def test_lengths_that_are_symbols(dtype: torch.dtype, monkeypatch: pytest.Monkey
     code: dict[str, str] = {}
     driver.compile_kernel(kernel.text, Target.host(), "k", lambda name, what: code.update({name: str(what)}))
     assert code["vector"].count("call @malloc") == code["vector"].count("call @free") == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_masks_of_lengths_that_are_symbols(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where keys are in blocks, the mask is, too, and is read to see which of them no query sees."""
+    (kernel,) = [k for k in symbolic_attention(dtype, monkeypatch, masked=True) if "_chain_" in k.name]
+    _, s = chosen(kernel, AVX512)
+    assert isinstance(s, ChainStrategy) and s.symbolic and not too_few_chunks(s)
+    assert "conditions hide columns" in s.why["seen"]
 
 
 def test_threads_share_lengths_that_change() -> None:

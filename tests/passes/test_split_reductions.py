@@ -50,7 +50,7 @@ def test_what_is_broadcast_along_the_runs_is_stored():
         """
         CHECK: #[[WIDE:.*]] = affine_map<(d0, d1, d2, d3) -> (d0, d1, d2, d3)>
         CHECK: #[[SPREAD:.*]] = affine_map<(d0, d1, d2, d3) -> (d0, d2, d3)>
-        CHECK: %[[C:.*]] = linalg.generic {{.*}} ins(%arg1 : tensor<2x3xf32>) outs(%{{.*}} : tensor<2x3x4xf32>) attrs = {mlirc.spread}
+        CHECK: %[[C:.*]] = linalg.generic {{.*}} ins(%arg1 : tensor<2x3xf32>) outs(%{{.*}} : tensor<2x3x4xf32>) attrs = {mlirc.stored = "stored for each element of a run"}
         CHECK: linalg.generic {indexing_maps = [#[[WIDE]], #[[SPREAD]], #[[WIDE]]], {{.*}} ins(%arg0, %[[C]] :
         """,
         clean=True,
