@@ -24,6 +24,7 @@ from ...dialects.mlir import arith, ir, math
 from ..dtypes import compute_dtype, scalar
 from ..extents import Extent, same
 from ..graph_builder import GraphBuilder, T
+from ..memory_order import hint
 from ..registry import Unsupported, lowers
 from . import scalars as s
 from .reductions import finite_max, is_used, softmax_exp
@@ -39,6 +40,8 @@ TOGETHER = 2
 """Heads in a part: those of one would be a product with one matrix for all rows, which does not take turns with others (`strategy.chains`)."""
 MANY_KEYS, KERNELS = 2048, 8
 """Of keys beyond so many, few rows of scores fit the cache. Queries that see only those before them are taken in up to so many parts first."""
+GROWTH = 4
+"""So many times the scores of the first call fit the parts of one of unknown sizes: a length may double until something is compiled anew."""
 MOST_PARTS = 64
 """Parts at most. Those of heads share their kernels; those of queries that see only the keys before them have their own.
 
@@ -303,20 +306,24 @@ def _parts(node: Any, dropout_p: float, is_causal: bool, first: int = 0) -> list
     scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if scores <= MAX_SCORES:
         return []
-    if not isinstance(scores, int):
-        raise Unsupported(f"attention over more than {MAX_SCORES} scores of unknown sizes is ATen's flash kernel, which does not keep them")
-    parts, letter = -(-scores // MAX_SCORES), "h" if q.shape[1] == k.shape[1] else "g"
-    if parts > MOST_PARTS:
+    known = isinstance(scores, int)
+    parts, letter = -(-(scores if known else GROWTH * hint(scores)) // MAX_SCORES), "h" if q.shape[1] == k.shape[1] else "g"
+    if known and parts > MOST_PARTS:
         raise Unsupported(f"attention over more than {MAX_SCORES * MOST_PARTS} scores is ATen's flash kernel, which does not keep them")
-    dims = [("b", q.shape[0], 1), (letter, k.shape[1], min(TOGETHER, k.shape[1])), ("m", q.shape[2], 1)]
-    if is_causal and k.shape[2] > MANY_KEYS:
+    parts = min(parts, MOST_PARTS)
+    dims = [("b", q.shape[0], 1), (letter, k.shape[1], TOGETHER), ("m", q.shape[2], 1)]
+    if known and is_causal and k.shape[2] > MANY_KEYS:
         dims.insert(0, ("m", q.shape[2], -(-q.shape[2] // KERNELS)))
     out: list[tuple[str, int]] = []
+    made = 1
     for dim, size, least in dims:
-        each = max(-(-size // min(parts, size)), least)
-        if each < size and dim not in dict(out):
+        if dim in dict(out) or not isinstance(size, int):
+            continue
+        each = max(-(-size // min(parts, size)), min(least, size))
+        if each < size:
             out.append((dim, each))
-            parts = -(-parts // -(-size // each))
-    if parts > 1:
-        raise Unsupported(f"attention over more than {MAX_SCORES} scores of {q.shape[2]} queries is ATen's flash kernel, which does not keep them")
+            made, parts = made * -(-size // each), -(-parts // -(-size // each))
+    if scores > made * MAX_SCORES:
+        queries = f"{q.shape[2]} queries" if known else "unknown sizes"
+        raise Unsupported(f"attention over more than {MAX_SCORES} scores of {queries} is ATen's flash kernel, which does not keep them")
     return out

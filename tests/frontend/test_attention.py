@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import same
 
 import mlirc
@@ -198,7 +199,7 @@ def test_lengths_that_change(case: str, batches: bool, dtype: torch.dtype) -> No
     """One graph for all of them, whose kernels take turns; the keys of bf16 are cut in blocks, and what is behind the last one is not seen."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("mlirc")
+    counter = CompileCounterWithBackend("mlirc")
     f = torch.compile(CHANGING[case], backend=counter)
     for n, (m, length) in enumerate([(33, 33), (128, 128), (17, 65), (65, 17), (3, 96), (300, 301), (257, 64)]):
         batch, dims = (2 + n, (0, 2)) if batches else (1, (2,))
@@ -269,6 +270,29 @@ def test_too_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
         q = heads(n)
         with torch.no_grad():
             torch.testing.assert_close(f(q, q, q), F.scaled_dot_product_attention(q, q, q), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("keys", [8, 4])
+def test_heads_in_parts_for_lengths_that_change(keys: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are made for longer ones than the first; one that fits them compiles nothing, and one that fits no parts is ATen's."""
+    monkeypatch.setattr(attention, "MAX_SCORES", 8 * 100 * 100 - 1)
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=keys != 8)
+
+    counter = CompileCounterWithBackend("mlirc")
+    f = torch.compile(attend, backend=counter)
+    for n, graphs, ours in ((100, 1, True), (130, 1, True), (250, 2, False)):
+        q, k, v = (of_any_length(heads(n, batch=1, heads=h, dtype=dtype), 2) for h in (8, keys, keys))
+        mask = of_any_length(torch.rand(1, 8, n, n) < 0.6, 2, 3)
+        with torch.no_grad():
+            got, want = f(q, k, v, mask), attend(q, k, v, mask)
+            assert same(want, got, fp64_ref=attend(q.double(), k.double(), v.double(), mask))
+        assert counter.frame_count == graphs
+        assert (not left_to_aten()) == ours
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
