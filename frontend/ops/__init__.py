@@ -3,6 +3,7 @@
 from . import (  # noqa: F401
     activations,
     attention,
+    attention_gradients,
     contractions,
     convolution,
     creation,

@@ -1,6 +1,6 @@
 """Attention as two products with a softmax between them.
 
-    out = softmax(scale * q k^T + mask) v            and its gradients, five products
+    out = softmax(scale * q k^T + mask) v            (its gradients are in `attention_gradients`)
 
 What ATen's flash kernel keeps in tiles lies in memory here, or in the cache where the three parts take turns (`passes.chain`): the scores, one
 for each pair of a query and a key. In exchange all three are kernels like any other, which masks, casts and changes of layout fuse into.
@@ -56,7 +56,7 @@ ms of ATen's kernel and of ours, one thread of a Zen 4:
 
 
 @dataclass(frozen=True)
-class _Dims:
+class Dims:
     """Letters of the dims: b batch, h heads, g heads of keys, r heads of queries to each, m queries, n keys, d elements of a head."""
 
     q: str
@@ -69,9 +69,14 @@ class _Dims:
         return self.q[:-1] + self.keys
 
     @property
-    def in_blocks(self) -> _Dims:
+    def to_k(self) -> str:
+        """The gradients of k and v, as `out` is the result."""
+        return self.k[0] + "n" + self.k[1:-2] + "d"
+
+    @property
+    def in_blocks(self) -> Dims:
         """With c blocks of n keys each."""
-        return _Dims(self.q, self.k.replace("n", "cn"), self.out, "cn")
+        return Dims(self.q, self.k.replace("n", "cn"), self.out, "cn")
 
     @property
     def to_out(self) -> list[int]:
@@ -79,10 +84,10 @@ class _Dims:
         return [self.q.index(c) for c in self.out]
 
 
-_SAME_HEADS = _Dims("bhmd", "bhnd", "bmhd")
-_FEWER_HEADS_OF_KEYS = _Dims("bgrmd", "bgnd", "bmgrd")
+SAME_HEADS = Dims("bhmd", "bhnd", "bmhd")
+FEWER_HEADS_OF_KEYS = Dims("bgrmd", "bgnd", "bmgrd")
 # The heads that share keys are the rows of a product then: the keys are read once.
-_ONE_QUERY = _Dims("bgrd", "bgnd", "bgrd")
+_ONE_QUERY = Dims("bgrd", "bgnd", "bgrd")
 
 
 @lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)
@@ -95,14 +100,14 @@ def attention(
 
     Head i of the queries sees head i // (h / g) of the keys (J. Ainslie et al., "GQA", EMNLP 2023).
     """
-    parts = _parts(node, dropout_p, is_causal)
+    parts = parts_of(node, dropout_p, is_causal)
     batch, heads, m, size = q.shape
-    dims = _SAME_HEADS
+    dims = SAME_HEADS
     if not same(heads, k.shape[1]):
         groups = (k.shape[1], heads // k.shape[1])  # type: ignore[operator]
-        dims = _ONE_QUERY if same(m, 1) else _FEWER_HEADS_OF_KEYS
+        dims = _ONE_QUERY if same(m, 1) else FEWER_HEADS_OF_KEYS
         q = b.reshape(q, (batch, *groups, *((size,) if dims is _ONE_QUERY else (m, size))))
-        attn_mask = _grouped(b, attn_mask, groups, dims)
+        attn_mask = grouped(b, attn_mask, groups, dims)
     factor = 1 / pymath.sqrt(size) if scale is None else scale  # type: ignore[arg-type]
     with_log = is_used(node, 1)
     out, log = _in_parts(b, dims, parts, (q, k, v, attn_mask), factor, 0 if is_causal else None, with_log)
@@ -114,7 +119,7 @@ def attention(
 
 
 def _in_parts(
-    b: GraphBuilder, dims: _Dims, parts: Sequence[tuple[str, int]], inputs: tuple[T, T, T, T | None], factor: float, first: int | None, with_log: bool
+    b: GraphBuilder, dims: Dims, parts: Sequence[tuple[str, int]], inputs: tuple[T, T, T, T | None], factor: float, first: int | None, with_log: bool
 ) -> tuple[T, T | None]:
     """As `_attend`, over some of each of these dims at a time: (letter, how many)."""
     if not parts:
@@ -125,11 +130,11 @@ def _in_parts(
     size = dict(zip(dims.q, q.shape))[letter]
     for begin in range(0, size, each):  # type: ignore[arg-type]
         n = min(each, size - begin)  # type: ignore[operator]
-        some = functools.partial(_some, b, begin=begin, n=n)
+        some = functools.partial(some_of, b, begin=begin, n=n)
         if letter == "m":
             seen = k.shape[2] if first is None else min(first + begin + n, k.shape[2])  # type: ignore[type-var]
-            masks = None if mask is None else _some(b, some(mask, -2), -1, begin=0, n=seen)
-            part = some(q, -2), _some(b, k, -2, begin=0, n=seen), _some(b, v, -2, begin=0, n=seen), masks
+            masks = None if mask is None else some_of(b, some(mask, -2), -1, begin=0, n=seen)
+            part = some(q, -2), some_of(b, k, -2, begin=0, n=seen), some_of(b, v, -2, begin=0, n=seen), masks
             out, log = _in_parts(b, dims, rest, part, factor, None if first is None else first + begin, with_log)
         else:
             at = dims.q.index(letter)
@@ -143,7 +148,7 @@ def _in_parts(
 
 
 def _attend(
-    b: GraphBuilder, dims: _Dims, q: T, k: T, v: T, attn_mask: T | None, factor: float, first: int | None, with_log: bool
+    b: GraphBuilder, dims: Dims, q: T, k: T, v: T, attn_mask: T | None, factor: float, first: int | None, with_log: bool
 ) -> tuple[T, T | None]:
     """(The result [dims.out], logsumexp [dims.scores but n] or None). `first` is the place of the first query if it matters what is before it."""
     d = compute_dtype(q.dtype)
@@ -152,7 +157,7 @@ def _attend(
         dims = dims.in_blocks
         k, v = (_cut(b, x, 2, keys) for x in (k, v))
         attn_mask = attn_mask if attn_mask is None else _cut_mask(b, attn_mask, keys)
-    scores = _scores(b, dims, q, k, attn_mask, factor, first, keys)
+    scores = scores_of(b, dims, q, k, attn_mask, factor, first, keys)
     extents = dict(zip(dims.q, q.shape)) | dict(zip(dims.k, k.shape))
     # A query that may see no key gets zeros.
     over = [dims.scores.index(c) for c in dims.keys]
@@ -206,7 +211,7 @@ def _is_key(b: GraphBuilder, at: Any, dim: int, keys: Extent) -> Any:
     return arith.cmpi(arith.CmpIPredicate.slt, _number(at, dim), b.index(keys))
 
 
-def _scores(b: GraphBuilder, dims: _Dims, q: T, k: T, attn_mask: T | None, factor: float, first: int | None, keys: Extent) -> T:
+def scores_of(b: GraphBuilder, dims: Dims, q: T, k: T, attn_mask: T | None, factor: float, first: int | None, keys: Extent) -> T:
     """What the softmax is of, [dims.scores]: -inf where a query may not see a key, or there is none. `first` as in `_attend`."""
     d = compute_dtype(q.dtype)
     extents = dict(zip(dims.q, q.shape)) | dict(zip(dims.k, k.shape))
@@ -232,45 +237,7 @@ def _scores(b: GraphBuilder, dims: _Dims, q: T, k: T, attn_mask: T | None, facto
     return b.from_indices(scores.shape, [scores], d, seen)
 
 
-@lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
-def attention_backward(
-    b: GraphBuilder, node: Any, grad: T, q: T, k: T, v: T, out: T, log: T, dropout_p: float, is_causal: bool, *,
-    attn_mask: T | None = None, scale: float | None = None,
-) -> list[T]:  # fmt: skip
-    """The gradients of q, k and v; shapes as those of `attention`, `log` is its logsumexp.
-
-    p = exp(scale * q k^T + mask - log);  dv = p^T do;  ds = scale * p * (do v^T - sum of do * out);  dq = ds k;  dk = ds^T q
-    """
-    if _parts(node, dropout_p, is_causal, first=1):
-        raise Unsupported(f"the gradient of attention over more than {MAX_SCORES} scores is ATen's kernel, which does not keep them")
-    batch, heads, m, size = q.shape
-    d, dims, to_q, to_k = compute_dtype(q.dtype), _SAME_HEADS, "bmhd", "bnhd"
-    if not same(heads, k.shape[1]):
-        dims, to_q, to_k = _FEWER_HEADS_OF_KEYS, "bmgrd", "bngd"
-        groups = (k.shape[1], heads // k.shape[1])  # type: ignore[operator]
-        q, grad, out = (b.reshape(t, (batch, *groups, m, t.shape[3])) for t in (q, grad, out))
-        log, attn_mask = b.reshape(log, (batch, *groups, m)), _grouped(b, attn_mask, groups, dims)
-    factor = 1 / pymath.sqrt(size) if scale is None else scale  # type: ignore[arg-type]
-    extents = dict(zip(dims.q, q.shape)) | {"n": k.shape[2]}
-    scores = _scores(b, dims, q, k, attn_mask, factor, 0 if is_causal else None, k.shape[2])
-    exp = softmax_exp(k.dtype)
-    rows = b.reshape(log, (*log.shape, 1))
-    p = b.pointwise(scores.shape, [scores, rows], d, d, d, lambda u, t: exp(arith.subf(u, t)))
-    weights = b.convert(p, k.dtype)
-    through = b.contract(grad, v, (dims.q, dims.k, dims.scores), scores.shape)
-    product = b.pointwise(grad.shape, [grad, out], d, d, d, arith.mulf)
-    delta = b.reduce(product, [product.rank - 1], "add", True, d)
-    ds = b.pointwise(
-        scores.shape, [p, through, delta], d, d, k.dtype, lambda w, t, s: arith.mulf(arith.mulf(w, arith.subf(t, s)), scalar(d, factor))
-    )
-    dv = b.contract(weights, grad, (dims.scores, dims.q, to_k), tuple((extents | {"d": v.shape[3]})[c] for c in to_k))
-    dq = b.contract(ds, k, (dims.scores, dims.k, to_q), tuple(extents[c] for c in to_q))
-    dk = b.contract(ds, q, (dims.scores, dims.q, to_k), tuple(extents[c] for c in to_k))
-    dq = b.reshape(b.convert(dq, q.dtype), (batch, m, heads, size))
-    return [b.permute(t, [0, 2, 1, 3]) for t in (dq, b.convert(dk, k.dtype), b.convert(dv, v.dtype))]
-
-
-def _some(b: GraphBuilder, x: T, dim: int, begin: int, n: Any) -> T:
+def some_of(b: GraphBuilder, x: T, dim: int, begin: int, n: Any) -> T:
     """`n` of a dim that has more, which is counted from the last; a dim of size one is for all of them."""
     size, at = x.shape[dim], x.rank + dim
     if same(size, 1) or same(size, n):
@@ -278,7 +245,7 @@ def _some(b: GraphBuilder, x: T, dim: int, begin: int, n: Any) -> T:
     return b.slice(x, [begin if i == at else 0 for i in range(x.rank)], [n if i == at else s for i, s in enumerate(x.shape)], [1] * x.rank)
 
 
-def _grouped(b: GraphBuilder, mask: T | None, groups: tuple[Any, Any], dims: _Dims) -> T | None:
+def grouped(b: GraphBuilder, mask: T | None, groups: tuple[Any, Any], dims: Dims) -> T | None:
     """A mask with the dim of its heads split as that of the queries is."""
     if mask is None or mask.rank < 3:
         return mask
@@ -288,8 +255,8 @@ def _grouped(b: GraphBuilder, mask: T | None, groups: tuple[Any, Any], dims: _Di
     return b.reshape(mask, (batch, *((1, 1) if same(heads, 1) else groups), *rest))
 
 
-def _parts(node: Any, dropout_p: float, is_causal: bool, first: int = 0) -> list[tuple[str, int]]:
-    """The dims that are taken in parts, by their letters in `_Dims`, and how many of each at a time; none where all are taken at once. The
+def parts_of(node: Any, dropout_p: float, is_causal: bool, first: int = 0) -> list[tuple[str, int]]:
+    """The dims that are taken in parts, by their letters in `Dims`, and how many of each at a time; none where all are taken at once. The
     node's arguments from `first` on are q, k and v.
 
     Raises Unsupported where the kernel stays ATen's. That a symbolic size keeps to the limit becomes a guard of the graph.

@@ -14,7 +14,7 @@ from torch._dynamo.utils import same
 
 import mlirc
 from mlirc.cli import main
-from mlirc.frontend.ops import attention
+from mlirc.frontend.ops import attention, attention_gradients
 
 from .compare import compare, left_to_aten
 
@@ -340,20 +340,37 @@ def test_parts_of_many_keys_are_of_queries_first(monkeypatch: pytest.MonkeyPatch
     assert [keys for _, keys in parts_of((2, 3, 64, 8), 64, True, monkeypatch)] == [16, 32, 48, 64]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_gradients_of_parts(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are ATen's, which takes the logarithms of all parts."""
-    monkeypatch.setattr(attention, "MAX_SCORES", 2000)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("m,n,keys", [(67, 65, 4), (65, 17, 2), (17, 97, 4)])
+@pytest.mark.parametrize("kind", ["none", "causal", "bool", "float"])
+def test_gradients_in_parts(kind: str, m: int, n: int, keys: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of heads, and of queries, whose contributions to the gradients of keys and values are added up."""
+    monkeypatch.setattr(attention, "MAX_SCORES", 3000)
+    monkeypatch.setattr(attention, "MOST_PARTS", 99)
+    monkeypatch.setattr(attention_gradients, "PARTS_OF_QUERIES", ((1, 3),))
     torch.manual_seed(0)
-    leaves = [heads(33).detach().requires_grad_() for _ in range(3)]
+    mask = {"bool": torch.rand(2, 1, m, n) < 0.7, "float": torch.randn(4, m, n, dtype=dtype)}.get(kind)
 
-    def grads(f) -> list[torch.Tensor]:  # noqa: ANN001
-        return list(torch.autograd.grad(f(*leaves, is_causal=causal).square().sum(), leaves))
+    def f(q, k, v, g, *mask):  # noqa: ANN001, ANN202
+        out = F.scaled_dot_product_attention(q, k, v, *mask, is_causal=kind == "causal", enable_gqa=keys != 4)
+        return out, *torch.autograd.grad(out, (q, k, v), g)
 
-    torch._dynamo.reset()
-    torch.testing.assert_close(
-        grads(torch.compile(F.scaled_dot_product_attention, backend="mlirc")), grads(F.scaled_dot_product_attention), atol=1e-4, rtol=1e-4
-    )
+    leaves = [heads(size, heads=h, dtype=dtype).detach().requires_grad_() for size, h in ((m, 4), (n, keys), (n, keys))]
+    compare(f, *leaves, torch.randn_like(leaves[0]), *([] if mask is None else [mask]))
+    assert not left_to_aten()
+
+
+def test_parts_of_queries_for_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of many keys, of which the first queries see few."""
+    parts: list[tuple[int, int]] = []
+    gradients = attention_gradients._gradients
+    monkeypatch.setattr(attention_gradients, "_gradients", lambda b, dims, x, *rest: (parts.append((x[0].shape[2], x[1].shape[2])), gradients(b, dims, x, *rest))[1])
+    for n, causal, expected in ((255, True, [(255, 255)]), (256, True, [(128, 128), (128, 256)]), (256, False, [(256, 256)])):
+        parts.clear()
+        leaves = [heads(n, batch=1, heads=2).detach().requires_grad_() for _ in range(3)]
+        torch._dynamo.reset()
+        torch.compile(F.scaled_dot_product_attention, backend="mlirc", dynamic=False)(*leaves, is_causal=causal).sum().backward()
+        assert parts == expected
 
 
 def test_no_elements() -> None:
