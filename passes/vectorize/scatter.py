@@ -5,6 +5,9 @@
         row = rows[e]                           # checked; an update out of range is dropped
         for the lane loop, one of the free ones: result[row, lanes] += updates[e, lanes]
 
+Where there is no lane loop, and little is computed, the indices of as many updates as there are lanes are checked at once: one branch for all
+of them (zeros of [256, 3072] and 262144 sums into them in f32 take 250 instead of 390 us on a Zen 4).
+
 The result lies in the memory of the init operand, which holds the old elements already. As every place is written by one
 thread, in the order of the updates, the outcome is the same for any number of threads. Where that memory is an input of the
 graph, all indices are checked before anything is written.
@@ -13,9 +16,10 @@ graph, all indices are checked before anything is written.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from ...dialects import builders, own
-from ...dialects.mlir import arith, ir, scf
+from ...dialects.mlir import arith, ir, scf, vector
 from .. import structure as st
 from ..strategy import LoopStrategy
 from . import entry
@@ -23,6 +27,9 @@ from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
 from .nest import Values, delinearize, lane_loop, loop
+
+MOST_IN_BLOCKS = 8
+"""Ops that compute an update: each is there for every lane."""
 
 
 def vectorize_scatter(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:
@@ -121,13 +128,50 @@ class _Scatter:
         if not classes:
             self._updates(lo, hi)
             return
+        c, *rest = classes
 
         def step(i: Number, _: Values) -> Values:
-            self.env[classes[0]] = Index(i)
-            self._serial(classes[1:], lo, hi)
+            self.env[c] = Index(i)
+            self._serial(rest, lo, hi)
             return []
 
-        loop(self.e, 0, self._size(self.e, classes[0]), 1, [], step)
+        size, begin = self._size(self.e, c), 0
+        if not rest and self._in_blocks(c, size):
+            lanes = self.s.lanes
+            begin = self.e.math.mul(self.e.math.floordiv(size, lanes), lanes)
+
+            def block(i: Number, _: Values) -> Values:
+                self._block_of_updates(c, i, lambda: loop(self.e, i, self.e.math.add(i, lanes), 1, [], step))
+                return []
+
+            loop(self.e, 0, begin, lanes, [], block)
+        loop(self.e, begin, size, 1, [], step)
+
+    def _in_blocks(self, c: int, size: Number) -> bool:
+        """Whether the indices of some updates, which `c` counts, are checked at once."""
+        reads = c in [self.loops[d] for d in self.index_loops if d is not None]
+        computed = sum(len(st.body_ops(op)) for op in self.k.domain.loops if op.name == "linalg.generic")
+        return self.s.lane is None and reads and computed <= MOST_IN_BLOCKS and not (isinstance(size, int) and size < self.s.lanes)
+
+    def _block_of_updates(self, c: int, begin: Number, one_by_one: Callable[[], object]) -> None:
+        """As many updates as there are lanes: `one_by_one` if one of them is out of range."""
+        e = self.e
+        self.env[c] = Index(begin, 1)
+        _, inside = self._indices()
+        branch = scf.IfOp(vector.reduction(ir.IntegerType.get_signless(1), vector.CombiningKind.AND, e.math.splat(inside)), has_else=True)
+        e.math.enter()
+        with ir.InsertionPoint(branch.then_block):
+            for lane in range(self.s.lanes):
+                self.env[c] = Index(e.math.add(begin, lane))
+                where, _ = self._indices()
+                self._element(where)
+            scf.YieldOp([])
+        e.math.leave()
+        e.math.enter()
+        with ir.InsertionPoint(branch.else_block):
+            one_by_one()
+            scf.YieldOp([])
+        e.math.leave()
 
     def _at(self, loops: list[int | None]) -> Point:
         """Where we are, along the given loops of the updates."""

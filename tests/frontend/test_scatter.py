@@ -479,3 +479,25 @@ def test_embedding_gradient_of_few_rows(shape, dtype):
     exact = torch.zeros(1100, 33).index_add_(0, i.flatten(), g.flatten(0, -2).float())
     exact[107] = 0
     assert torch.equal(torch.compile(f, backend="mlirc")(w, i, g), exact.to(dtype))
+
+
+@pytest.mark.parametrize("bad", [None, 0, 20, 39, 47])
+def test_indices_are_checked_some_at_a_time(bad):
+    """Whole vectors of them, and those that are left; what is out of range is an error, whichever it is, and duplicates come in order."""
+    index = indices(9, 3, 48)
+    if bad is not None:
+        index[1, bad] = 9
+    sources = R(3, 48), torch.randint(0, 99, (3, 48))
+
+    def f(i, x, n):
+        zeros, fives, ones = x.new_zeros(3, 9), x.new_full((3, 9), 5.0), n.new_ones(3, 9)
+        return zeros.scatter_add(1, i, x), fives.scatter(1, i, x), ones.scatter_add(1, i, n)
+
+    for size in (48, 47, 17, 3):
+        torch._dynamo.reset()
+        args = index[:, :size], *(x[:, :size] for x in sources)
+        if bad is not None and bad < size:
+            with pytest.raises(IndexError):
+                torch.compile(f, backend="mlirc")(*args)
+        else:
+            check(f, *args)
