@@ -35,6 +35,7 @@ _VIEWS = st.VIEWS - {"linalg.transpose"}
 """That are wide as soon as what they show is; a transpose has a tensor to write to."""
 _CONVERSIONS = {"arith.extf", "arith.truncf", "arith.constant", "linalg.yield"}
 """Of a body with nothing else, a conversion between types is all that it does."""
+_FROM_INTEGERS = {"arith.sitofp", "arith.uitofp"}
 _CHOICES = {"arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf"}
 """Of many elements, others may be compared with the one that is chosen."""
 _SMOOTH = _CONVERSIONS | _CHOICES | {"arith.addf", "arith.subf", "arith.mulf", "arith.divf", "arith.negf", "math.absf", "math.fma"}
@@ -53,13 +54,13 @@ def keep_wide(function: ir.Operation) -> None:
 
 
 def _is_rounded_op(op: ir.Operation) -> bool:
-    """Whether it computes in f32, and rounds what it has computed."""
-    if st.kind(op) != "elementwise" or len(op.results) != 1 or not _is_smooth(op):
-        return False
-    if not isinstance(builders.element_type(op.results[0]), (ir.BF16Type, ir.F16Type)):
+    """Whether it computes in f32, and rounds what it has computed, or converts numbers that need no rounding."""
+    if st.kind(op) != "elementwise" or len(op.results) != 1 or not isinstance(builders.element_type(op.results[0]), (ir.BF16Type, ir.F16Type)):
         return False
     narrow = st.owner(st.body_ops(op)[-1].operands[0])
-    if narrow is None or narrow.name != "arith.truncf" or not isinstance(narrow.operands[0].type, ir.F32Type):
+    if narrow is not None and narrow.name in _FROM_INTEGERS and len(st.body_ops(op)) == 2:
+        return narrow.operands[0].type.width <= 8  # bf16 has all of them
+    if narrow is None or narrow.name != "arith.truncf" or not isinstance(narrow.operands[0].type, ir.F32Type) or not _is_smooth(op):
         return False
     return any(o.name not in _CONVERSIONS for o in st.body_ops(op)) or _stores_product(op)
 
@@ -160,7 +161,11 @@ def _widen(op: ir.Operation) -> None:
     value, last = op.results[0], st.body_ops(op)[-1]
     f32 = ir.F32Type.get(op.context)
     narrow = st.operation(last.operands[0].owner)
-    last.operands[0] = narrow.operands[0]
+    if narrow.name in _FROM_INTEGERS:
+        with ir.InsertionPoint(narrow), narrow.location:
+            last.operands[0] = ir.Operation.create(narrow.name, results=[f32], operands=[narrow.operands[0]]).results[0]
+    else:
+        last.operands[0] = narrow.operands[0]
     if not list(narrow.results[0].uses):
         narrow.erase()
     *inputs, init = op.operands

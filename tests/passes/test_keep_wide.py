@@ -120,6 +120,18 @@ def test_what_is_rounded(text):
     check(text, keep_wide, "CHECK: linalg.generic\nCHECK: arith.truncf\nCHECK: yield {{.*}} : bf16\nCHECK: linalg.generic")
 
 
+@pytest.mark.parametrize("convert", ["sitofp", "uitofp"])
+@pytest.mark.parametrize("bits, wide", [(8, True), (16, False)])
+def test_bytes_are_converted_once(convert, bits, wide):
+    """bf16 has all of them, so that there is nothing to round; not of longer integers."""
+    body = generic("%p", [("%x", f"tensor<9x40xi{bits}>")], X, body=f"%o = arith.{convert} %a0 : i{bits} to bf16", attributes=group(1))
+    body += generic("%r", [("%p", X), ("%y", X)], X, body=PRODUCT, attributes=group(1))
+    check(function([("%x", f"tensor<9x40xi{bits}>"), ("%y", X)], body, [("%r", X)]), keep_wide, f"""
+        CHECK: arith.{convert} %{{{{.*}}}} : i{bits} to {"f32" if wide else "bf16"}
+        CHECK: linalg.generic {{{{.*}}}} ins(%{{{{.*}}}} : tensor<9x40x{"f32" if wide else "bf16"}>, tensor<9x40xbf16>)
+    """)
+
+
 def test_all_ops_of_a_function_are_rounded():
     def run(main: ir.Operation) -> None:
         main.attributes[ROUND_OPS] = ir.UnitAttr.get()
