@@ -146,11 +146,10 @@ def bucket(index: ir.Value, space: ir.Value) -> tuple[ir.Value, ir.Value]:
     return op.order, op.ends
 
 
-def segments(scatter: ir.Operation, updates: ir.Value, ends: ir.Value) -> ir.Value:
-    """What a scatter makes, from its updates in the order that `bucket` gives."""
+def segments(init: ir.Value, updates: ir.Value, ends: ir.Value, target: Sequence[int], combine: str) -> ir.Value:
+    """What a scatter makes, from its updates in the order that `bucket` gives, or of rows that have theirs together."""
     load()
-    fields = (scatter.attributes[name] for name in ("target", "combine"))
-    return SegmentsOp(scatter.operands[0], updates, ends, *fields, result=scatter.results[0].type).result
+    return SegmentsOp(init, updates, ends, ir.DenseI64ArrayAttr.get(list(target)), ir.StringAttr.get(combine), result=init.type).result
 
 
 def indices(op: ir.Operation) -> list[ir.Value]:

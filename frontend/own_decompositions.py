@@ -121,11 +121,11 @@ def embedding_bag(
     weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, scale_grad: bool = False, mode: int = 0, sparse: bool = False,
     factors: torch.Tensor | None = None, include_last_offset: bool = False, padding_idx: int = -1,
 ) -> Any:  # fmt: skip
-    """Sums of bf16 rows. Of those ATen's kernel does not say which row goes into which bag, as its meta function says.
+    """Sums of bf16 rows with gradients. Of those ATen's kernel does not say which row goes into which bag, as its meta function says.
 
     Offsets that do not begin with 0 or are out of range are IndexErrors of the ops that use them.
     """
-    if weight.dtype != torch.bfloat16 or mode != 0 or padding_idx >= 0:
+    if weight.dtype != torch.bfloat16 or mode != 0 or padding_idx >= 0 or not torch.is_grad_enabled():
         return NotImplemented
     count, bags = indices.shape[0], offsets.shape[0] - include_last_offset
     places = torch.arange(count + 1, dtype=offsets.dtype, device=offsets.device)

@@ -52,7 +52,7 @@ def bucket_updates(function: ir.Operation, target: Target) -> None:
                 buckets[key] = own.bucket(index, _space(shape[along], op.results[0], along, layouts))
         with ir.InsertionPoint(op), op.location:
             order, ends = buckets[key]
-            op.results[0].replace_all_uses_with(own.segments(op, sorter.sorted(updates, along, order), ends))
+            op.results[0].replace_all_uses_with(own.segments(op.operands[0], sorter.sorted(updates, along, order), ends, own.target(op), own.combine(op)))
         replaced.append(op)
     # Not sooner: a new op may get the address of an erased one, and with it what `layouts` remembers about it.
     for op in replaced + sorter.replaced:

@@ -7,6 +7,7 @@ from . import (  # noqa: F401
     contractions,
     convolution,
     creation,
+    embedding_bag,
     fractional_pooling,
     indexing,
     left_to_aten,
