@@ -31,6 +31,9 @@ from .reductions import finite_max, is_used, softmax_exp
 
 aten = torch.ops.aten
 
+Inputs = tuple[T, T, T, "T | None"]
+"""q, k, v and the mask."""
+
 MAX_SCORES = 1 << 24
 """Scores at a time; 64 MiB in f32."""
 KEYS, FEW_QUERIES = 32, 16
@@ -41,7 +44,8 @@ TOGETHER = 2
 MANY_KEYS, KERNELS = 2048, 8
 """Of keys beyond so many, few rows of scores fit the cache. Queries that see only those before them are taken in up to so many parts first."""
 GROWTH = 4
-"""So many times the scores of the first call fit the parts of one of unknown sizes: a length may double until something is compiled anew."""
+"""So many times the scores of the first call fit the parts of one of unknown sizes, if heads are enough: a length may double until something
+is compiled anew."""
 MOST_PARTS = 64
 """Parts at most. Those of heads share their kernels; those of queries that see only the keys before them have their own.
 
@@ -119,28 +123,17 @@ def attention(
 
 
 def _in_parts(
-    b: GraphBuilder, dims: Dims, parts: Sequence[tuple[str, int]], inputs: tuple[T, T, T, T | None], factor: float, first: int | None, with_log: bool
+    b: GraphBuilder, dims: Dims, parts: Sequence[tuple[str, int]], inputs: Inputs, factor: float, first: int | None, with_log: bool
 ) -> tuple[T, T | None]:
     """As `_attend`, over some of each of these dims at a time: (letter, how many)."""
     if not parts:
         return _attend(b, dims, *inputs, factor, first, with_log)
     (letter, each), *rest = parts
-    q, k, v, mask = inputs
     outs, logs = [], []
-    size = dict(zip(dims.q, q.shape))[letter]
+    size = dict(zip(dims.q, inputs[0].shape))[letter]
     for begin in range(0, size, each):  # type: ignore[arg-type]
-        n = min(each, size - begin)  # type: ignore[operator]
-        some = functools.partial(some_of, b, begin=begin, n=n)
-        if letter == "m":
-            seen = k.shape[2] if first is None else min(first + begin + n, k.shape[2])  # type: ignore[type-var]
-            masks = None if mask is None else some_of(b, some(mask, -2), -1, begin=0, n=seen)
-            part = some(q, -2), some_of(b, k, -2, begin=0, n=seen), some_of(b, v, -2, begin=0, n=seen), masks
-            out, log = _in_parts(b, dims, rest, part, factor, None if first is None else first + begin, with_log)
-        else:
-            at = dims.q.index(letter)
-            of_mask = at - len(dims.scores)
-            masks = mask if mask is None or mask.rank < -of_mask else some(mask, of_mask)
-            out, log = _in_parts(b, dims, rest, (some(q, at - len(dims.q)), some(k, at - 4), some(v, at - 4), masks), factor, first, with_log)
+        part, place = part_of(b, dims, letter, begin, min(each, size - begin), inputs, first)  # type: ignore[operator]
+        out, log = _in_parts(b, dims, rest, part, factor, place, with_log)
         outs.append(out)
         logs.append(log)
     out = b.concat(outs, dims.out.index(letter))
@@ -190,14 +183,15 @@ def _cut(b: GraphBuilder, x: T, dim: int, keys: Extent) -> T:
 
 
 def _cut_mask(b: GraphBuilder, mask: T, keys: Extent) -> T:
-    """In blocks, with -inf behind the last key. It is stored: what reads it knows the number of blocks, but not that of keys."""
+    """In blocks, with -inf behind the last key. It is stored: what reads it knows the number of blocks, not that of keys, and takes turns with
+    the products then (`passes.numbered`)."""
     last = mask.rank - 1
     cut = _cut(b, mask, last, keys)
     if same(mask.shape[last], 1):
         return cut
     there = lambda at, u: arith.select(_is_key(b, at, last + 1, keys), u, scalar(mask.dtype, float("-inf")))  # noqa: E731
     out = b.from_indices(cut.shape, [cut], mask.dtype, there)
-    out.value.owner.attributes["mlirc.stored"] = ir.StringAttr.get("cut in blocks of keys once, for all heads")
+    out.value.owner.attributes["mlirc.stored"] = ir.StringAttr.get("cut in blocks of keys before it is read")
     return out
 
 
@@ -237,6 +231,22 @@ def scores_of(b: GraphBuilder, dims: Dims, q: T, k: T, attn_mask: T | None, fact
     return b.from_indices(scores.shape, [scores], d, seen)
 
 
+def part_of(b: GraphBuilder, dims: Dims, letter: str, begin: int, n: int, inputs: Inputs, first: int | None) -> tuple[Inputs, int | None]:
+    """Of the dim with this letter `n` from `begin` on: q, k, v and the mask, and the place of the first query (as in `_attend`).
+
+    Queries read the keys that they see, and all of an unknown number, of which the scores hide some.
+    """
+    q, k, v, mask = inputs
+    if letter == "m":
+        keys = k.shape[2] if first is None or not isinstance(k.shape[2], int) else min(first + begin + n, k.shape[2])
+        mask = None if mask is None else some_of(b, some_of(b, mask, -2, begin, n), -1, 0, keys)
+        return (some_of(b, q, -2, begin, n), some_of(b, k, -2, 0, keys), some_of(b, v, -2, 0, keys), mask), None if first is None else first + begin
+    at = dims.q.index(letter)
+    if mask is not None and mask.rank >= len(dims.scores) - at:
+        mask = some_of(b, mask, at - len(dims.scores), begin, n)
+    return (some_of(b, q, at - len(dims.q), begin, n), some_of(b, k, at - 4, begin, n), some_of(b, v, at - 4, begin, n), mask), first
+
+
 def some_of(b: GraphBuilder, x: T, dim: int, begin: int, n: Any) -> T:
     """`n` of a dim that has more, which is counted from the last; a dim of size one is for all of them."""
     size, at = x.shape[dim], x.rank + dim
@@ -259,7 +269,7 @@ def parts_of(node: Any, dropout_p: float, is_causal: bool, first: int = 0) -> li
     """The dims that are taken in parts, by their letters in `Dims`, and how many of each at a time; none where all are taken at once. The
     node's arguments from `first` on are q, k and v.
 
-    Raises Unsupported where the kernel stays ATen's. That a symbolic size keeps to the limit becomes a guard of the graph.
+    Raises Unsupported where the kernel stays ATen's. That scores of symbolic sizes keep to the limit of each part becomes a guard of the graph.
     """
     q, k, v = (argument.meta["val"] for argument in node.args[first : first + 3])
     if dropout_p:
@@ -271,26 +281,27 @@ def parts_of(node: Any, dropout_p: float, is_causal: bool, first: int = 0) -> li
     if not isinstance(q.shape[3], int):
         raise Unsupported("attention with heads of unknown size is ATen's")
     scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
-    if scores <= MAX_SCORES:
+    # Parts are right for fewer scores, too, and no guard has to say that there are more.
+    if hint(scores) <= MAX_SCORES and scores <= MAX_SCORES:
         return []
     known = isinstance(scores, int)
-    parts, letter = -(-(scores if known else GROWTH * hint(scores)) // MAX_SCORES), "h" if q.shape[1] == k.shape[1] else "g"
-    if known and parts > MOST_PARTS:
+    if known and scores > MAX_SCORES * MOST_PARTS:
         raise Unsupported(f"attention over more than {MAX_SCORES * MOST_PARTS} scores is ATen's flash kernel, which does not keep them")
-    parts = min(parts, MOST_PARTS)
-    dims = [("b", q.shape[0], 1), (letter, k.shape[1], TOGETHER), ("m", q.shape[2], 1)]
+    wanted = min(-(-(scores if known else GROWTH * hint(scores)) // MAX_SCORES), MOST_PARTS)
+    heads = "h" if q.shape[1] == k.shape[1] else "g"
+    dims = [("b", q.shape[0], 1), (heads, k.shape[1], TOGETHER), ("m", q.shape[2], 1)]
     if known and is_causal and k.shape[2] > MANY_KEYS:
         dims.insert(0, ("m", q.shape[2], -(-q.shape[2] // KERNELS)))
-    out: list[tuple[str, int]] = []
+    out: dict[str, int] = {}
     made = 1
     for dim, size, least in dims:
-        if dim in dict(out) or not isinstance(size, int):
+        if dim in out or not isinstance(size, int):
             continue
-        each = max(-(-size // min(parts, size)), min(least, size))
+        each = max(-(-size // min(wanted, size)), min(least, size))
         if each < size:
-            out.append((dim, each))
-            made, parts = made * -(-size // each), -(-parts // -(-size // each))
+            count = -(-size // each)
+            out[dim], made, wanted = each, made * count, -(-wanted // count)
     if scores > made * MAX_SCORES:
         queries = f"{q.shape[2]} queries" if known else "unknown sizes"
         raise Unsupported(f"attention over more than {MAX_SCORES} scores of {queries} is ATen's flash kernel, which does not keep them")
-    return out
+    return list(out.items())

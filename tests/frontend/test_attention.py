@@ -315,6 +315,47 @@ def test_queries_in_parts(m: int, n: int, keys: int, limit: int, dtype: torch.dt
     assert not [node for graph in report.graphs for node in graph.aten]
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_parts_of_queries_for_keys_that_change(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which each part reads all: how many the queries before see is not known."""
+    monkeypatch.setattr(attention, "MAX_SCORES", 4000)
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    f = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal), backend="mlirc", options={"strict": True})
+    q = heads(64, batch=1)
+    for n in (70, 90, 20):
+        k, v = (of_any_length(heads(n, batch=1), 2) for _ in range(2))
+        with torch.no_grad():
+            torch.testing.assert_close(f(q, k, v), F.scaled_dot_product_attention(q, k, v, is_causal=causal), atol=1e-5, rtol=1e-5)
+    assert not left_to_aten()
+
+
+def test_parts_serve_fewer_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled for a length that needs no parts, where there are some."""
+    monkeypatch.setattr(attention, "MAX_SCORES", 6 * 100 * 100 - 1)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("mlirc")
+    f = torch.compile(F.scaled_dot_product_attention, backend=counter)
+    for n in (100, 33, 2, 128):
+        q, k, v = (of_any_length(heads(n, batch=1, heads=6), 2) for _ in range(3))
+        with torch.no_grad():
+            torch.testing.assert_close(f(q, k, v), F.scaled_dot_product_attention(q, k, v), atol=1e-5, rtol=1e-5)
+    assert counter.frame_count == 1 and not left_to_aten()
+
+
+def test_gradients_of_many_scores_of_lengths_that_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are ATen's, which takes the logarithms of all our parts."""
+    monkeypatch.setattr(attention, "MAX_SCORES", 6 * 100 * 100 - 1)
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    f = torch.compile(F.scaled_dot_product_attention, backend="mlirc")
+    for n in (100, 120, 40):
+        leaves = [of_any_length(heads(n, batch=1, heads=6).detach().requires_grad_(), 2) for _ in range(3)]
+        got, want = (torch.autograd.grad(g(*leaves, is_causal=True).square().sum(), leaves) for g in (f, F.scaled_dot_product_attention))
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    assert left_to_aten() == ["aten._scaled_dot_product_flash_attention_for_cpu_backward.default"]
+
+
 def parts_of(shape: tuple[int, int, int, int], keys: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], int]]:
     """Batch, heads and queries of each part, and its keys."""
     parts: list[tuple[tuple[int, ...], int]] = []
