@@ -27,6 +27,7 @@ from ..runtime.program import Program
 from ..runtime.weights import WeightTable
 from . import forking
 from .aten import host_step
+from .causal_masks import name_causal_masks
 from .collector import paused
 from .decompositions import decompositions
 from .eager import EagerRunner
@@ -76,11 +77,13 @@ def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compiler: C
 
     def inference(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         whole.append(graph)
+        name_causal_masks(graph)
         return compiler(graph, inputs, direction="inference")
 
     def partition(joint: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         whole.append(joint)
         keep_seeds(joint)
+        name_causal_masks(joint)
         budget = torch._functorch.config.activation_memory_budget
         if budget == 1:
             return default_partition(joint, *args, **kwargs)
