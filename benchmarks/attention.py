@@ -1,7 +1,8 @@
 """`scaled_dot_product_attention`: all keys, those before the query, or what a mask shows, with known lengths and with lengths that change.
 
 For each shape, dtype and kind, in one process: whether the result is right (against fp64), and the time of a call, in turns. `mlirc-dynamic` and
-`inductor-dynamic` are compiled for any length. Inductor calls ATen's flash kernel, as eager mode does.
+`inductor-dynamic` are compiled for any length. Inductor calls ATen's flash kernel, as eager mode does. With `--train` a call is a step, forward
+and backward.
 """
 
 from __future__ import annotations
@@ -27,26 +28,34 @@ def kind_of(name: str, length: int) -> tuple[Any, bool]:
     return masks.get(name), name == "causal"
 
 
-def measure(shape: tuple[int, ...], dtype: str, name: str, backends: list[str], seconds: float) -> dict[str, dict[str, float]]:
-    """Per backend: `error` relative to the largest result, and `ms`."""
+def measure(
+    shape: tuple[int, ...], dtype: str, name: str, backends: list[str], seconds: float, heads_of_keys: int | None = None, train: bool = False
+) -> dict[str, dict[str, float]]:
+    """Per backend: `error` relative to the largest result (of those of a step, to that of each), and `ms`."""
     import torch
     import torch.nn.functional as F
 
     from .measure import alternate, median_ms
 
     torch.manual_seed(0)
-    inputs = [torch.randn(shape, dtype=getattr(torch, DTYPES[dtype])) for _ in range(3)]
+    of_keys = (shape[0], heads_of_keys or shape[1], *shape[2:])
+    inputs = [torch.randn(s, dtype=getattr(torch, DTYPES[dtype])) for s in (shape, of_keys, of_keys)]
+    gradient = torch.randn_like(inputs[0])
     mask, causal = kind_of(name, shape[2])
 
     def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=of_keys != shape)
 
-    exact = attend(*(x.double() for x in inputs), mask)
+    def step(call: Callable[..., Any], arguments: list[Any], mask: Any) -> tuple[Any, ...]:
+        out = call(*arguments, mask)
+        return (out.detach(), *torch.autograd.grad(out, arguments, gradient.to(out.dtype))) if train else (out,)
+
+    exact = step(attend, [x.double().requires_grad_(train) for x in inputs], mask)
     rows: dict[str, dict[str, float]] = {}
     calls: dict[str, Callable[[], Any]] = {}
     for backend in backends:
         call: Callable[..., Any] = attend
-        arguments = [x.clone() for x in inputs]
+        arguments = [x.clone().requires_grad_(train) for x in inputs]
         seen = None if mask is None else mask.clone()
         if backend != "eager":
             call = torch.compile(_apart(attend), backend=backend.removesuffix("-dynamic"), dynamic=None if backend.endswith("-dynamic") else False)
@@ -54,9 +63,9 @@ def measure(shape: tuple[int, ...], dtype: str, name: str, backends: list[str], 
                 for x, dims in ((arguments[0], [2]), (arguments[1], [2]), (arguments[2], [2]), (seen, [0, 1])):
                     for dim in dims if x is not None else ():
                         torch._dynamo.mark_dynamic(x, dim)
-        error = float((call(*arguments, seen).double() - exact).abs().max() / exact.abs().max())
-        rows[backend] = {"error": error}
-        calls[backend] = lambda call=call, arguments=arguments, seen=seen: call(*arguments, seen)  # type: ignore[misc]
+        found = step(call, arguments, seen)
+        rows[backend] = {"error": max(float((x.double() - y).abs().max() / y.abs().max()) for x, y in zip(found, exact))}
+        calls[backend] = lambda call=call, arguments=arguments, seen=seen: step(call, arguments, seen)  # type: ignore[misc]
     for backend, times in alternate(calls, seconds).items():
         rows[backend]["ms"] = median_ms(times)
     return rows
@@ -74,9 +83,13 @@ def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--dtypes", default="f32,bf16", show_default=True)
 @click.option("--kinds", default=",".join(KINDS), show_default=True)
 @click.option("--backends", default="eager,inductor-dynamic,mlirc,mlirc-dynamic", show_default=True)
+@click.option("--heads-of-keys", type=click.IntRange(min=1), help="Fewer than those of queries, which share them.")
+@click.option("--train", is_flag=True, help="Steps of training.")
 @click.option("--threads", default=1, show_default=True)
 @click.option("--seconds", default=1.0, show_default=True, help="Seconds of timing for each backend.")
-def main(shapes: str, dtypes: str, kinds: str, backends: str, threads: int, seconds: float) -> None:
+def main(
+    shapes: str, dtypes: str, kinds: str, backends: str, heads_of_keys: int | None, train: bool, threads: int, seconds: float
+) -> None:
     if unknown := set(kinds.split(",")) - set(KINDS):
         raise click.UsageError(f"unknown {', '.join(sorted(unknown))}; kinds: {', '.join(KINDS)}")
     try:
@@ -88,10 +101,12 @@ def main(shapes: str, dtypes: str, kinds: str, backends: str, threads: int, seco
 
     torch.set_num_threads(threads)
     ratios: dict[str, list[float]] = {}
-    with torch.no_grad():
+    with torch.set_grad_enabled(train):
         for shape, dtype, name in ((s, d, k) for s in sizes for d in chosen_dtypes(dtypes) for k in kinds.split(",")):
             torch._dynamo.reset()
-            rows = measure(shape, dtype, name, backends.split(","), seconds)
+            if shape[1] % (heads_of_keys or 1):
+                raise click.UsageError(f"{heads_of_keys} heads of keys are no part of {shape[1]}")
+            rows = measure(shape, dtype, name, backends.split(","), seconds, heads_of_keys, train)
             texts = (f"{b} {r['ms']:8.2f} ms, error {r['error']:.0e}" for b, r in rows.items())
             click.echo(f"{'x'.join(map(str, shape)):14} {dtype:4} {name:10} {'; '.join(texts)}")
             for backend, row in rows.items():

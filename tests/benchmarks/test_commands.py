@@ -305,11 +305,13 @@ def test_flex(own_threads):
     assert "changes: none, " in CliRunner().invoke(flex.main, ["--changes", "odd"]).output
 
 
-def test_attention(own_threads):
+@pytest.mark.parametrize("options", [(), ("--train", "--heads-of-keys", "1")], ids=["inference", "training"])
+def test_attention(own_threads, options):
     arguments = ["--shapes", "1x2x16x8", "--dtypes", "f32", "--kinds", "causal,documents", "--backends", "eager,mlirc,mlirc-dynamic", "--seconds", "0"]
-    result = CliRunner().invoke(attention.main, arguments)
+    result = CliRunner().invoke(attention.main, [*arguments, *options])
     assert result.exit_code == 0, result.output
     errors = [float(e) for e in re.findall(r"mlirc\S* .*? ms, error (\S+?)[;\n]", result.output)]
     assert len(errors) == 4 and max(errors) < 1e-5
     assert "shapes are like" in CliRunner().invoke(attention.main, ["--shapes", "big"]).output
     assert "kinds: all, " in CliRunner().invoke(attention.main, ["--kinds", "odd"]).output
+    assert "no part of 2" in CliRunner().invoke(attention.main, ["--shapes", "1x2x16x8", "--heads-of-keys", "3"]).output
