@@ -37,8 +37,8 @@ def embedding_bag(
         raise Unsupported("bags with padding are ATen's")
     if any(is_used(node, i) for i in (1, 2, 3)):
         raise Unsupported("what bags consist of is ATen's to say")
-    if not isinstance(weight.shape[1], int) or weight.shape[1] <= 1 or same(indices.shape[0], 0) or same(weight.shape[0], 0):
-        raise Unsupported("bags of nothing, of single numbers, or of rows of unknown length, are ATen's")
+    if not isinstance(weight.shape[1], int) or weight.shape[1] <= 1 or any(same(indices.shape[0], n) for n in (0, 1)) or same(weight.shape[0], 0):
+        raise Unsupported("bags of one index or none, of single numbers, or of rows of unknown length, are ATen's")
     d, width = compute_dtype(weight.dtype), weight.shape[1]
     bags = offsets.shape[0] - int(include_last_offset)
     ends = _ends(b, offsets, indices, bags, include_last_offset)
