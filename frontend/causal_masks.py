@@ -34,8 +34,8 @@ MOST_ELEMENTS = 1 << 24
 
 def name_causal_masks(gm: torch.fx.GraphModule) -> int:
     """Rewrite a functional ATen graph in place; returns how many nodes were changed."""
-    known: dict[torch.fx.Node, torch.Tensor | None] = {}
-    causal: dict[tuple[torch.fx.Node, int, int], bool] = {}
+    numbers = _Numbers(gm.graph)
+    causal: dict[tuple[int, int, int], bool] = {}
     changed = 0
     for node in gm.graph.nodes:
         mask = node.kwargs.get("attn_mask") if node.target in CAUSAL_AT else None
@@ -46,10 +46,12 @@ def name_causal_masks(gm: torch.fx.GraphModule) -> int:
         queries, keys = q.shape[2], k.shape[2]
         if not isinstance(queries, int) or not isinstance(keys, int) or (len(node.args) > at and node.args[at]):
             continue
-        key = mask, queries, keys
+        if (number := numbers.number(mask)) is None:
+            continue
+        key = number, queries, keys
         if key not in causal:
             with unset_fake_temporarily(), torch.no_grad():
-                value = _value(mask, known)
+                value = numbers.value(number)
                 causal[key] = value is not None and _is_causal(value, queries, keys)
         if causal[key]:
             node.args = (*node.args[: at - 1], *(node.args[at - 1 : at] or (0.0,)), True, *node.args[at + 1 :])
@@ -61,28 +63,48 @@ def name_causal_masks(gm: torch.fx.GraphModule) -> int:
     return changed
 
 
-def _value(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
-    """What a node computes, None if that depends on arguments, on chance, or is too much."""
-    above: list[torch.fx.Node] = []
-    seen: set[torch.fx.Node] = set()
-    left = [node]
-    while left:
-        n = left.pop()
-        if n in known or n in seen:
-            continue
-        if not _is_of_numbers(n):
-            return None
-        seen.add(n)
-        above.append(n)
-        left += n.all_input_nodes
-    order = {n: i for i, n in enumerate(node.graph.nodes)}
-    for n in sorted(above, key=order.__getitem__):
-        known[n] = None
-        if all(known[i] is not None for i in n.all_input_nodes):
-            args, kwargs = torch.fx.map_arg((n.args, n.kwargs), known.__getitem__)
-            with contextlib.suppress(RuntimeError, IndexError):  # which it is for the program to raise
-                known[n] = n.target(*args, **kwargs)  # type: ignore[operator]
-    return known[node]
+class _Numbers:
+    """Values that are computed of numbers alone, each once: every layer has its own nodes for the same ones."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self._place = {n: i for i, n in enumerate(graph.nodes)}
+        self._number: dict[torch.fx.Node, int] = {}
+        self._known: dict[str, int] = {}
+        self._makers: list[torch.fx.Node] = []
+        self._values: dict[int, torch.Tensor | None] = {}
+
+    def number(self, node: torch.fx.Node) -> int | None:
+        """That of a node's value, the same for those that are computed in the same way; None if it depends on arguments, on chance, or is too much."""
+        above, left = {node}, [node]
+        while left:
+            n = left.pop()
+            if n not in self._number and not _is_of_numbers(n):
+                return None
+            new = [i for i in n.all_input_nodes if i not in above and n not in self._number]
+            above.update(new)
+            left += new
+        for n in sorted(above - self._number.keys(), key=self._place.__getitem__):
+            how = repr((n.target, torch.fx.map_arg((n.args, n.kwargs), lambda i: f"%{self._number[i]}")))
+            self._number[n] = self._known.setdefault(how, len(self._makers))
+            if self._number[n] == len(self._makers):
+                self._makers.append(n)
+        return self._number[node]
+
+    def value(self, number: int) -> torch.Tensor | None:
+        """None where an op raises, which it is for the program to do. Makers come after those of what they read."""
+        needed, left = {number}, [number]
+        while left:
+            new = {self._number[i] for i in self._makers[left.pop()].all_input_nodes} - needed
+            needed |= new
+            left += new
+        for k in sorted(needed - self._values.keys()):
+            n = self._makers[k]
+            self._values[k] = None
+            if all(self._values[self._number[i]] is not None for i in n.all_input_nodes):
+                args, kwargs = torch.fx.map_arg((n.args, n.kwargs), lambda i: self._values[self._number[i]])
+                with contextlib.suppress(RuntimeError, IndexError):
+                    self._values[k] = n.target(*args, **kwargs)  # type: ignore[operator]
+        return self._values[number]
 
 
 def _is_of_numbers(n: torch.fx.Node) -> bool:

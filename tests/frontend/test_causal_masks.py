@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mlirc.frontend import backend
+from mlirc.frontend import backend, causal_masks
 from mlirc.frontend.causal_masks import name_causal_masks
 
 from .compare import compare, left_to_aten
@@ -76,6 +76,20 @@ def test_masks_of_sizes_that_are_symbols(changed: list[int]) -> None:
         with torch.no_grad():
             torch.testing.assert_close(f(q), F.scaled_dot_product_attention(q, q, q, computed(q)), atol=1e-5, rtol=1e-5)
     assert changed == [0]
+
+
+def test_what_layers_compute_alike_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[int] = []
+    looked = causal_masks._is_causal
+    monkeypatch.setattr(causal_masks, "_is_causal", lambda *args: (judged.append(1), looked(*args))[1])
+
+    def f(q: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            q = F.scaled_dot_product_attention(q, q, q, computed(q))
+        return q
+
+    compare(f, heads(33))
+    assert len(judged) == 1
 
 
 def test_no_mask_is_kept_for_the_backward_pass() -> None:
