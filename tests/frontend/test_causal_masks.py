@@ -78,6 +78,13 @@ def test_masks_of_sizes_that_are_symbols(changed: list[int]) -> None:
     assert changed == [0]
 
 
+def test_the_lowest_number_of_f16_hides_nothing_from_large_scores() -> None:
+    q = torch.full((1, 1, 4, 64), 300.0).half()
+    k, v = q.clone(), torch.arange(4.0).half()[None, None, :, None].expand(1, 1, 4, 64).contiguous()
+    k[:, :, :2] *= -1
+    compare(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, CAUSAL["lowest"](q)), q, k, v)
+
+
 def test_what_layers_compute_alike_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[int] = []
     looked = causal_masks._is_causal
