@@ -96,6 +96,8 @@ def main(
         sizes = [tuple(map(int, text.split("x"))) for text in shapes.split(",")]
     except ValueError:
         raise click.UsageError(f"{shapes!r}: shapes are like 1x12x512x64") from None
+    if odd := [s[1] for s in sizes if s[1] % (heads_of_keys or 1)]:
+        raise click.UsageError(f"{heads_of_keys} heads of keys are no part of {odd[0]}")
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
 
@@ -104,8 +106,6 @@ def main(
     with torch.set_grad_enabled(train):
         for shape, dtype, name in ((s, d, k) for s in sizes for d in chosen_dtypes(dtypes) for k in kinds.split(",")):
             torch._dynamo.reset()
-            if shape[1] % (heads_of_keys or 1):
-                raise click.UsageError(f"{heads_of_keys} heads of keys are no part of {shape[1]}")
             rows = measure(shape, dtype, name, backends.split(","), seconds, heads_of_keys, train)
             texts = (f"{b} {r['ms']:8.2f} ms, error {r['error']:.0e}" for b, r in rows.items())
             click.echo(f"{'x'.join(map(str, shape)):14} {dtype:4} {name:10} {'; '.join(texts)}")

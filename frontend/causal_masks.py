@@ -108,7 +108,7 @@ class _Numbers:
 
 
 def _is_of_numbers(n: torch.fx.Node) -> bool:
-    """Whether a node makes one small tensor from numbers, or from tensors that may be so."""
+    """Whether a node makes one tensor of at most `MOST_ELEMENTS` from numbers, or from tensors that may be so."""
     target, value = n.target, n.meta.get("val")
     if n.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
         return False

@@ -40,7 +40,7 @@ class _Table:
 
     def locate(self, a: Num) -> tuple[Num, Num]:
         """(the number of the interval, a - center)."""
-        place = (a + 1.0 if self.scale == 1.0 else fma(a, self.scale, 1.0)).bits().shift_right_unsigned(a.format.mantissa - 2)
+        place = fma(a, self.scale, 1.0).bits().shift_right_unsigned(a.format.mantissa - 2)
         return place, a - _pick(self.centers, place)
 
     def slope(self, place: Num, d: Num) -> Num:

@@ -49,7 +49,7 @@ def attention_backward(
         raise Unsupported(f"gradients of attention over more than {MAX_SCORES} scores of unknown sizes are ATen's, which leaves out what is not seen")
     if is_causal and isinstance(m, int) and isinstance(k.shape[2], int) and "m" not in dict(parts):
         count = next((c for least, c in PARTS_OF_QUERIES if min(m, k.shape[2]) >= least), 1)
-        parts = [("m", -(-m // count)), *parts]
+        parts = [("m", -(-m // count)), *parts] if count > 1 else parts
     dims = SAME_HEADS
     if not same(heads, k.shape[1]):
         dims = FEWER_HEADS_OF_KEYS

@@ -154,7 +154,8 @@ class _Scatter:
         return self.s.lane is None and reads and computed <= MOST_IN_BLOCKS and not (isinstance(size, int) and size < self.s.lanes)
 
     def _block_of_updates(self, c: int, begin: Number, one_by_one: Callable[[], object]) -> None:
-        """As many updates as there are lanes: `one_by_one` if one of them is out of range."""
+        """As many updates as there are lanes: `one_by_one` if one of them is out of range. Indices are read again for each, and must be none of
+        what is written."""
         e = self.e
         self.env[c] = Index(begin, 1)
         _, inside = self._indices()
