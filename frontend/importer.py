@@ -37,7 +37,7 @@ from .imported import AtenCall, ImportedGraph, OutputSpec, Slot, Subgraph, Tenso
 from .memory_order import dense, fills, inverse, memory_order, packed, tensor_spec
 from .node_sizes import extents_of, is_ragged, symbolic
 from .ops.strided import just_written
-from .registry import LOWERINGS, LeaveGraph, Unsupported
+from .registry import LeaveGraph, Unsupported, lowering_of
 from .replay import aliases_of_inputs, replay_of
 from .saved import follow_bases, relaid
 from .shared_memory import distance, is_detached, shows, storage
@@ -328,7 +328,7 @@ class _Importer:
                 raise Unsupported(self.force[n.name])
             self._check_dtypes(n)
             refusals.check(n)
-            lowering = LOWERINGS.get(n.target)
+            lowering = lowering_of(n.target)
             if lowering is None:
                 raise Unsupported(f"no lowering for {n.target}")
             return lowering(self.b, n, *args, **kwargs)

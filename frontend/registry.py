@@ -24,12 +24,26 @@ class LeaveGraph(CompileError):
     """There is something in the graph that can neither be lowered nor be a call into ATen: all of it has to run there."""
 
 
+LOWERINGS_BY_NAME: dict[str, Lowering] = {}
+"""Those of ops of other libraries, which may not be there: by `OpOverload.name()`."""
+
+
+def lowering_of(target: Any) -> Lowering | None:
+    """How a node's target is lowered, if it is."""
+    found = LOWERINGS.get(target)
+    if found is None and isinstance(target, torch._ops.OpOverload):
+        found = LOWERINGS_BY_NAME.get(target.name())
+    return found
+
+
 def lowers(*targets: Any) -> Callable[[Lowering], Lowering]:
-    """Register a lowering for op overloads, or for all overloads of an op packet."""
+    """Register a lowering for op overloads, for all overloads of an op packet, or for the name of another library's op."""
 
     def register(f: Lowering) -> Lowering:
         for target in targets:
-            if isinstance(target, torch._ops.OpOverloadPacket):
+            if isinstance(target, str):
+                LOWERINGS_BY_NAME[target] = f
+            elif isinstance(target, torch._ops.OpOverloadPacket):
                 for overload in target.overloads():
                     LOWERINGS[getattr(target, overload)] = f
             else:

@@ -149,7 +149,9 @@ class _Chain:
         return self._movable(op) and worth_trying(self.kernels[kernel_number(op)].text) and not self._stores_inside(op)
 
     def _movable(self, op: ir.Operation) -> bool:
-        return st.kind(op) == "call" and "mlirc.kernel" in op.attributes and not any(w in op.attributes for w in WRITES)
+        if st.kind(op) != "call" or "mlirc.kernel" not in op.attributes or any(w in op.attributes for w in WRITES):
+            return False
+        return st.RAGGED not in self.kernels[kernel_number(op)].text  # which has a loop of its own around its parallel one
 
     def _stores_inside(self, op: ir.Operation) -> bool:
         """Whether it calls a product that stores results inside of padding, which takes no turns; quicker than a verdict."""

@@ -272,6 +272,8 @@ def _contraction(domain: Domain, anchors: list[ir.Operation], roots: Sequence[ir
     for op in domain.loops:
         if st.kind(op) == "pad":
             raise Invalid("padding around a contraction")
+    if st.RAGGED in anchor.attributes and not all(op == anchor or _only_narrows(op) for op in domain.loops):
+        raise Invalid("rows that are in no group are zero")
     spaces = [{*domain.classes(a)} - {*domain.inner} for a in anchors]
     if any(op in domain.displaced for op in anchors) and len(anchors) > 1:
         raise Invalid("a sibling is read at another place")
@@ -279,6 +281,11 @@ def _contraction(domain: Domain, anchors: list[ir.Operation], roots: Sequence[ir
         if r not in anchors and set(domain.classes(r)) not in spaces:
             raise Invalid("stored value does not have the contraction's shape")
     return domain
+
+
+def _only_narrows(op: ir.Operation) -> bool:
+    """Whether an op rounds its one operand to another type, in which zeros are zeros."""
+    return st.is_plain(op) and len(st.inputs(op)) == 1 and {o.name for o in st.body_ops(op)} <= {"arith.truncf", "linalg.yield"}
 
 
 def _segments(domain: Domain, anchor: ir.Operation, roots: Sequence[ir.Operation]) -> Domain:

@@ -152,7 +152,7 @@ def _pairs_in_registers(op: ir.Operation, shape: PackShape, side: int, at: int, 
     if not shape.in_registers(op) or st.kind(op) != "contraction" or rows is None or not 0 < rows < ROWS_TO_PACK:
         return False
     loops, strides = st.map_dims(st.maps(op)[side]), layouts.of(op.operands[side]).strides
-    reduced = [d for d, it in enumerate(st.iterators(op)) if it == "reduction"]
+    reduced = [d for d, it in enumerate(st.iterators(op)) if it == "reduction" and d != st.ragged_loop(op)]
     steps = dict(_word_loops(op, side, layouts, 0))
     if strides[at] != 1 or len(reduced) != 1 or steps.get(reduced[0]) != 1 or None in loops:
         return False
@@ -193,7 +193,8 @@ def _rows_for_words(op: ir.Operation, side: int, layouts: Layouts, few: int, pac
     rows = st.map_dims(st.maps(op)[1 - side])
     if len(loops) != 1 or loops[0][1] == 1:
         return
-    if st.kind(op) == "contraction" and (st.iterators(op).count("reduction") != 1 or None in rows):
+    summed = st.iterators(op).count("reduction") - (st.ragged_loop(op) is not None)
+    if st.kind(op) == "contraction" and (summed != 1 or None in rows):
         return
     at, v = rows.index(loops[0][0]), op.operands[1 - side]
     _transpose_only(op, 1 - side, at, layouts, known=packed.get((v, at)))
@@ -304,7 +305,8 @@ def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts,
     m = st.maps(op)[side]
     loops = st.map_dims(m)
     iterators = st.iterators(op)
-    reduced = [d for d in range(len(loops)) if iterators[loops[d]] == "reduction"]  # type: ignore[index]
+    groups = st.ragged_loop(op)
+    reduced = [d for d in range(len(loops)) if iterators[loops[d]] == "reduction" and loops[d] != groups]  # type: ignore[index]
     batch = [d for d in range(len(loops)) if d != at and d not in reduced]
     reduced.sort(key=lambda d: (loops[d] == k, loops[d]))  # type: ignore[arg-type, return-value]
     order = [*batch, at, *reduced]

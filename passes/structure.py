@@ -211,6 +211,10 @@ WORDS = "mlirc.words"
 """Attribute of a product that is computed in words of 32 bits, in which its second operand is packed: the loop of the reduction that is walked
 in them. Of one that is not packed (`is_packed`) pairs of bf16 are put together in registers."""
 
+RAGGED = "mlirc.ragged"
+"""Attribute of a product whose rows are in groups, each with a matrix of its own (`passes.ragged`): the loop over the groups, the last one,
+which is a reduction, as each row is in one of them."""
+
 WORD_TYPES = {"bf16": "f32", "i16": "i32", "i8": "i32"}
 """Element types that instructions multiply word by word -> the type of their sums."""
 
@@ -222,6 +226,11 @@ def word(op: ir.Operation) -> int:
     if first != second or WORD_TYPES.get(first) != str(builders.element_type(op.results[0])):
         return 1
     return 32 // builders.element_type(op.operands[0]).width
+
+
+def ragged_loop(op: ir.Operation) -> int | None:
+    """The loop over the groups of rows of a product, if it has such."""
+    return ir.IntegerAttr(op.attributes[RAGGED]).value if RAGGED in op.attributes else None
 
 
 def is_packed(op: ir.Operation, side: int) -> bool:

@@ -15,6 +15,7 @@ from . import (  # noqa: F401
     padding,
     pointwise,
     pooling,
+    ragged,
     random,
     rearranging,
     recurrent,

@@ -28,8 +28,8 @@ DTYPES = ("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "i1")
 
 
 def worth_trying(text: str) -> bool:
-    """Whether the kernel of this text has a product or a convolution in it."""
-    return 'mlirc.kind = "contraction"' in text or 'mlirc.kind = "convolution"' in text
+    """Whether the kernel of this text has a product or a convolution in it, whose rows are not in groups that only data knows."""
+    return st.RAGGED not in text and ('mlirc.kind = "contraction"' in text or 'mlirc.kind = "convolution"' in text)
 
 
 def make_trial(text: str, target: Target) -> Trial | str:

@@ -17,6 +17,7 @@ from .deep import vectorize_deep
 from .deep_tiles import vectorize_deep_tiles
 from .dot import vectorize_dot
 from .grouped_tiles import vectorize_grouped_tiles
+from .groups_of_rows import walk_groups
 from .joined_tiles import vectorize_joined_tiles
 from .kernel import KernelFunction
 from .loops import vectorize_loops
@@ -34,6 +35,13 @@ PASS_NAME = "mlirc-vectorize"
 
 def vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Module:
     """The vector-dialect module that exports `symbol` with the ABI of `runtime.abi`."""
+    module = _vectorize(kernel, strategy, symbol)
+    if kernel.ragged is not None:
+        walk_groups(module, kernel, kernel.ragged, symbol)
+    return module
+
+
+def _vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Module:
     match kernel.domain.kind:
         case "contraction" | "convolution":
             assert isinstance(strategy, ContractionStrategy)

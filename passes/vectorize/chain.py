@@ -90,11 +90,11 @@ class _Turns:
         m = self.m = Arithmetic(1)
         sizes = self.sizes = self._sizes(m, slots)
         scratch, places = self._scratch()
-        contexts = [_array(1 + len(kernel.kinds)) for kernel in self.chain.parts]
+        contexts = [entry.slots_of_own(1 + len(kernel.kinds)) for kernel in self.chain.parts]
         for own, part in zip(contexts, self.chain.slots):
             for n, slot in enumerate([-1, *part]):
                 if slot is not None:
-                    llvm.StoreOp(llvm.LoadOp(entry.pointer(), _slot(context, slot + 1)).result, _slot(own, n))
+                    llvm.StoreOp(llvm.LoadOp(entry.pointer(), entry.slot(context, slot + 1)).result, entry.slot(own, n))
         turns = scf.ForOp(begin, end, builders.index(1))
         with ir.InsertionPoint(turns.body):
             m.enter()
@@ -102,15 +102,15 @@ class _Turns:
             of_batch, block = m.floordiv(chunk, sizes.row_blocks), m.mod(chunk, sizes.row_blocks)
             for p, (whole, each), place in zip(self.chain.passed, sizes.chunks, places):
                 before = m.add(m.mul(of_batch, whole), m.mul(block, each))
-                address = _offset(place, _i64(m.value(m.sub(0, before))))
+                address = entry.moved(place, _i64(m.value(m.sub(0, before))))
                 for part, n in (p.made, *p.read):
                     made = (part, n) == p.made
-                    llvm.StoreOp(address, _slot(contexts[part], 1 + n + (len(self.chain.parts[part].arguments) if made else 0)))
+                    llvm.StoreOp(address, entry.slot(contexts[part], 1 + n + (len(self.chain.parts[part].arguments) if made else 0)))
             bounds = self._bounds(slots, of_batch, block)
             for own, kernel in zip(contexts, self.chain.parts):
                 if kernel.seen is not None:
                     for n, bound in enumerate(bounds, len(kernel.kinds) - 1):
-                        llvm.StoreOp(_i64(m.value(bound)), _slot(own, n))
+                        llvm.StoreOp(_i64(m.value(bound)), entry.slot(own, n))
             for n, (own, (whole, each)) in enumerate(zip(contexts, sizes.spans)):
                 first = m.mul(of_batch, m.mul(whole, self.s.together))
                 last = m.add(first, m.mul(whole, self.s.together))
@@ -182,7 +182,7 @@ class _Turns:
         def argument(n: int) -> ir.Value:
             at = self.chain.slots[part][n]
             assert at is not None
-            return llvm.LoadOp(entry.pointer(), _slot(context, at + 1)).result
+            return llvm.LoadOp(entry.pointer(), entry.slot(context, at + 1)).result
 
         first = m.mul(block, self.s.row_block)
         last = m.sub(m.minimum(m.add(first, self.s.row_block), self.sizes.rows), 1)
@@ -211,13 +211,13 @@ class _Turns:
             at = m.add(at, _aligned(m, size))
         if isinstance(at, int):
             memory = llvm.AllocaOp(entry.pointer(), builders.constant(entry.i64(), at), ir.IntegerType.get_signless(8), alignment=ALIGNMENT).result
-            return None, [_offset(memory, builders.constant(entry.i64(), offset)) for offset in offsets]
+            return None, [entry.moved(memory, builders.constant(entry.i64(), offset)) for offset in offsets]
         _declare(MALLOC, [entry.i64()], [entry.pointer()])
         _declare(FREE, [entry.pointer()], [])
         given = func.CallOp([entry.pointer()], MALLOC, [_i64(m.value(m.add(at, ALIGNMENT)))]).results[0]
         address = arith.addi(llvm.ptrtoint(entry.i64(), given), builders.constant(entry.i64(), ALIGNMENT - 1))
         memory = llvm.inttoptr(entry.pointer(), arith.andi(address, builders.constant(entry.i64(), -ALIGNMENT)))
-        return given, [_offset(memory, _i64(m.value(offset))) for offset in offsets]
+        return given, [entry.moved(memory, _i64(m.value(offset))) for offset in offsets]
 
 
 MALLOC, FREE = "malloc", "free"
@@ -244,16 +244,3 @@ def _aligned(m: Arithmetic, nbytes: Number) -> Number:
 
 def _i64(n: ir.Value) -> ir.Value:
     return arith.index_cast(entry.i64(), n)
-
-
-def _array(count: int) -> ir.Value:
-    """Of pointers."""
-    return llvm.AllocaOp(entry.pointer(), builders.constant(entry.i64(), count), entry.pointer(), alignment=8).result
-
-
-def _slot(base: ir.Value, n: int) -> ir.Value:
-    return llvm.GEPOp(entry.pointer(), base, [], [n], entry.pointer(), llvm.GEPNoWrapFlags.none).result
-
-
-def _offset(base: ir.Value, nbytes: ir.Value) -> ir.Value:
-    return llvm.GEPOp(entry.pointer(), base, [nbytes], [-2147483648], ir.IntegerType.get_signless(8), llvm.GEPNoWrapFlags.none).result

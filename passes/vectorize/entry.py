@@ -31,22 +31,37 @@ def i64() -> ir.Type:
     return ir.IntegerType.get_signless(64)
 
 
+def slot(context: ir.Value, n: int) -> ir.Value:
+    """The address of the `n`-th slot of a context."""
+    return llvm.GEPOp(pointer(), context, [], [n], pointer(), llvm.GEPNoWrapFlags.none).result if n else context
+
+
+def slots_of_own(count: int) -> ir.Value:
+    """Memory for so many slots, on the stack."""
+    return llvm.AllocaOp(pointer(), llvm.ConstantOp(i64(), ir.IntegerAttr.get(i64(), count)).result, pointer(), alignment=64).result
+
+
+def moved(base: ir.Value, nbytes: ir.Value) -> ir.Value:
+    """The address so many bytes, an i64, behind another."""
+    return llvm.GEPOp(pointer(), base, [nbytes], [_DYNAMIC], ir.IntegerType.get_signless(8), llvm.GEPNoWrapFlags.none).result
+
+
+_DYNAMIC = -(1 << 31)
+"""Of an index of a GEP: it is an operand."""
+
+
 def unpack(context: ir.Value, kinds: Sequence[ir.Type]) -> Slots:
     """Read the slots: tensors become 1-D memrefs of their storage type."""
-
-    def slot(n: int) -> ir.Value:
-        return llvm.GEPOp(pointer(), context, [], [n], pointer(), llvm.GEPNoWrapFlags.none).result if n else context
-
     status = llvm.LoadOp(pointer(), context).result
     out = []
     for n, kind in enumerate(kinds, 1):
         if isinstance(kind, ir.RankedTensorType):
-            out.append(memref_at(llvm.LoadOp(pointer(), slot(n)).result, storage_type(kind.element_type)))
+            out.append(memref_at(llvm.LoadOp(pointer(), slot(context, n)).result, storage_type(kind.element_type)))
         elif isinstance(kind, ir.IndexType):
-            raw = llvm.LoadOp(i64(), slot(n)).result
+            raw = llvm.LoadOp(i64(), slot(context, n)).result
             out.append(builtin.unrealized_conversion_cast([kind], [raw]))
         else:
-            out.append(llvm.LoadOp(kind, slot(n)).result)
+            out.append(llvm.LoadOp(kind, slot(context, n)).result)
     return status, out
 
 
@@ -111,17 +126,12 @@ def build_steps(symbol: str, kinds: Sequence[ir.Type], scratch: Sequence[ir.Rank
 def _with_scratch(context: ir.Value, given: int, scratch: Sequence[ir.RankedTensorType]) -> ir.Value:
     """A copy of the context with the addresses of arrays on the stack behind it."""
 
-    def alloca(count: int, kind: ir.Type) -> ir.Value:
-        return llvm.AllocaOp(pointer(), llvm.ConstantOp(i64(), ir.IntegerAttr.get(i64(), count)).result, kind, alignment=64).result
-
-    def slot(base: ir.Value, n: int) -> ir.Value:
-        return llvm.GEPOp(pointer(), base, [], [n], pointer(), llvm.GEPNoWrapFlags.none).result
-
-    own = alloca(1 + given + len(scratch), pointer())
+    own = slots_of_own(1 + given + len(scratch))
     for n in range(1 + given):
         llvm.StoreOp(llvm.LoadOp(pointer(), slot(context, n)).result, slot(own, n))
     for n, kind in enumerate(scratch, 1 + given):
-        llvm.StoreOp(alloca(kind.shape[0], storage_type(kind.element_type)), slot(own, n))
+        size = llvm.ConstantOp(i64(), ir.IntegerAttr.get(i64(), kind.shape[0])).result
+        llvm.StoreOp(llvm.AllocaOp(pointer(), size, storage_type(kind.element_type), alignment=64).result, slot(own, n))
     return own
 
 

@@ -10,6 +10,7 @@ from .. import structure as st
 from ..domain import Domain, Invalid, analyse
 from ..overwrite import OVERWRITES
 from ..padded import padded_results
+from ..ragged import one_group
 from .access import Accesses, collect, read_at
 from .evaluate import Evaluator
 from .lanes import Arithmetic, Index, Number, Point
@@ -20,6 +21,8 @@ class KernelFunction:
     """Reads `func.func @kernel` of linalg on tensors. Sizes are ints, or index arguments of the function."""
 
     def __init__(self, function: ir.Operation) -> None:
+        self.ragged = one_group(function)
+        """How it is called for groups of rows, if it is a product of one of them."""
         self.function = function
         self.block = function.regions[0].blocks[0]
         self.arguments = list(self.block.arguments)
