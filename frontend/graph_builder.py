@@ -51,10 +51,12 @@ Operand = T | Scalar | float | int | bool
 
 
 class GraphBuilder:
-    """Builds tensor ops at the current insertion point. `symbols` maps Dynamo's symbols to `index` arguments."""
+    """Builds tensor ops at the current insertion point. `symbols` maps Dynamo's symbols to `index` arguments. `keeps_weights`: what is made
+    of weights alone is kept from call to call, as in inference."""
 
-    def __init__(self, symbols: dict[sympy.Symbol, ir.Value]) -> None:
+    def __init__(self, symbols: dict[sympy.Symbol, ir.Value], keeps_weights: bool = True) -> None:
         self._sizes: dict[sympy.Expr, ir.Value] = dict(symbols)
+        self.keeps_weights = keeps_weights
 
     # Sizes
 

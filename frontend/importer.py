@@ -124,7 +124,7 @@ class _Importer:
             block = main.add_entry_block()
             arguments = list(block.arguments)
             with ir.InsertionPoint(block):
-                self.b = GraphBuilder(dict(zip(symbols, arguments)))
+                self.b = GraphBuilder(dict(zip(symbols, arguments)), self.direction not in ("forward", "backward"))
                 tensors = arguments[len(symbols) :]
                 for i, (n, spec, order) in enumerate(zip(places, self.graph.inputs, orders)):
                     self.placeholders[n] = i

@@ -272,7 +272,7 @@ def _contraction(domain: Domain, anchors: list[ir.Operation], roots: Sequence[ir
     for op in domain.loops:
         if st.kind(op) == "pad":
             raise Invalid("padding around a contraction")
-    if st.RAGGED in anchor.attributes and not all(op == anchor or _only_narrows(op) for op in domain.loops):
+    if st.RAGGED in anchor.attributes and not all(op == anchor or _only_narrows(op) and st.owner(op.operands[0]) in domain.loops for op in domain.loops):
         raise Invalid("rows that are in no group are zero")
     spaces = [{*domain.classes(a)} - {*domain.inner} for a in anchors]
     if any(op in domain.displaced for op in anchors) and len(anchors) > 1:

@@ -44,7 +44,10 @@ class PackShape:
     row: int = 1
 
     def word(self, op: ir.Operation) -> int:
-        """Elements in a word of a product, 1 where it is not multiplied in words."""
+        """Elements in a word of a product, 1 where it is not multiplied in words, as sums over groups are not, which begin anywhere."""
+        ragged = st.ragged_loops(op)
+        if ragged is not None and ragged[0] in _summed(op):
+            return 1
         return st.word(op) if str(builders.element_type(op.operands[0])) in self.words else 1
 
     def in_registers(self, op: ir.Operation) -> bool:
@@ -152,7 +155,7 @@ def _pairs_in_registers(op: ir.Operation, shape: PackShape, side: int, at: int, 
     if not shape.in_registers(op) or st.kind(op) != "contraction" or rows is None or not 0 < rows < ROWS_TO_PACK:
         return False
     loops, strides = st.map_dims(st.maps(op)[side]), layouts.of(op.operands[side]).strides
-    reduced = [d for d, it in enumerate(st.iterators(op)) if it == "reduction" and d != st.ragged_loop(op)]
+    reduced = _summed(op)
     steps = dict(_word_loops(op, side, layouts, 0))
     if strides[at] != 1 or len(reduced) != 1 or steps.get(reduced[0]) != 1 or None in loops:
         return False
@@ -193,8 +196,7 @@ def _rows_for_words(op: ir.Operation, side: int, layouts: Layouts, few: int, pac
     rows = st.map_dims(st.maps(op)[1 - side])
     if len(loops) != 1 or loops[0][1] == 1:
         return
-    summed = st.iterators(op).count("reduction") - (st.ragged_loop(op) is not None)
-    if st.kind(op) == "contraction" and (summed != 1 or None in rows):
+    if st.kind(op) == "contraction" and (len(_summed(op)) != 1 or None in rows):
         return
     at, v = rows.index(loops[0][0]), op.operands[1 - side]
     _transpose_only(op, 1 - side, at, layouts, known=packed.get((v, at)))
@@ -225,6 +227,12 @@ def row_count(op: ir.Operation, layouts: Layouts, side: int) -> int | None:
                 return None
             rows *= n
     return rows
+
+
+def _summed(op: ir.Operation) -> list[int]:
+    """The loops that a product reduces, for each of the groups that its rows may be in."""
+    groups = (st.ragged_loops(op) or (None, None))[1]
+    return [d for d, it in enumerate(st.iterators(op)) if it == "reduction" and d != groups]
 
 
 def _plain(m: ir.AffineMap) -> set[int]:
@@ -304,9 +312,7 @@ def _blocked(op: ir.Operation, side: int, at: int, block: int, layouts: Layouts,
     v = op.operands[side]
     m = st.maps(op)[side]
     loops = st.map_dims(m)
-    iterators = st.iterators(op)
-    groups = st.ragged_loop(op)
-    reduced = [d for d in range(len(loops)) if iterators[loops[d]] == "reduction" and loops[d] != groups]  # type: ignore[index]
+    reduced = [d for d in range(len(loops)) if loops[d] in _summed(op)]
     batch = [d for d in range(len(loops)) if d != at and d not in reduced]
     reduced.sort(key=lambda d: (loops[d] == k, loops[d]))  # type: ignore[arg-type, return-value]
     order = [*batch, at, *reduced]

@@ -1,13 +1,14 @@
 """A product of rows in groups becomes that of one group, whose rows are as many as a symbol says.
 
     func @kernel(%x: tensor<64x8xf32>, %w: tensor<4x2x8x16xf32>, %ends: tensor<4xi64>) -> tensor<64x32xf32>
-      generic {mlirc.ragged = 3} (s, n, k, g): total + (ends[g - 1] <= s < ends[g] ? x[s, k] * w[g, n floordiv 16, k, n mod 16] : 0)
+      generic {mlirc.ragged = [0, 3]} (s, n, k, g): total + (ends[g - 1] <= s < ends[g] ? x[s, k] * w[g, n floordiv 16, k, n mod 16] : 0)
     ->
     func @kernel(%x: tensor<?x8xf32>, %w: tensor<2x8x16xf32>, %ends: tensor<4xi64>, %rows: index) -> tensor<?x32xf32>
       generic (s, n, k): total + x[s, k] * w[n floordiv 16, k, n mod 16]
 
 All strategies and vectorizers of products are good for that; `vectorize.groups_of_rows` calls it for one group after the other, with the
-addresses of their rows and matrices. What is fused behind the product narrows it: rows behind the last group are zero.
+addresses of their rows and matrices. So it is where rows are summed up, and each group makes a matrix (the gradient of `w`). What is fused
+behind the product narrows it: rows in no group are zero.
 
 Runs when a kernel is read (`vectorize.kernel`), before its strategy is chosen.
 """
@@ -15,11 +16,10 @@ Runs when a kernel is read (`vectorize.kernel`), before its strategy is chosen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..dialects import builders
 from ..dialects.mlir import ir
-from ..errors import CompileError
 from . import structure as st
 from .layouts import row_major
 from .outline import texts
@@ -33,26 +33,25 @@ Number = int | str
 """Or the name of the argument that says it."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ragged:
-    """How a kernel of one group is called for all of them. What is said of arguments are their numbers."""
+    """How a kernel of one group is called for all of them."""
 
     ends: int
-    """Where each group ends, a tensor of integers."""
+    """The number of the argument that says where each group ends."""
     groups: int
-    matrices: int
-    """What has a matrix for each group."""
-    next_matrix: Number
-    """Elements from one of them to the next."""
-    rows: int
-    """What has the rows that are multiplied."""
-    next_row: Number
     count: Number
     """Of all rows."""
+    summed: bool
+    """Groups without rows make something, too: zeros."""
+    next_row: dict[int, Number] = field(default_factory=dict)
+    """Of an argument or, behind all of these, a result: elements from one row to the next."""
+    next_group: dict[int, Number] = field(default_factory=dict)
+    """And from the matrix of one group to that of the next."""
 
 
 def one_group(function: ir.Operation) -> Ragged | None:
-    """Rewrite a kernel's function in place; None if it has no such product. Raises CompileError for one that is not as `fuse` leaves it."""
+    """Rewrite a kernel's function in place; None if it has no such product."""
     block = function.regions[0].blocks[0]
     product = next((op for op in map(st.operation, block.operations) if st.RAGGED in op.attributes), None)
     if product is None:
@@ -67,33 +66,54 @@ class _Rewriting:
         self.block = function.regions[0].blocks[0]
         self.product = product
         self.arguments = list(self.block.arguments)
+        loops = st.ragged_loops(product)
+        assert loops is not None
+        self.rows, self.groups = loops
+        maps = [st.map_dims(m) for m in st.maps(product)]
+        self.made = maps[-1]
+        """The loop over each dim of what is computed."""
+        self.read = {self.arguments.index(v): dims for v, dims in zip(st.inputs(product), maps)}
         attributes = function.attributes
         given = ir.ArrayAttr(attributes["arg_attrs"]) if "arg_attrs" in attributes else [ir.DictAttr.get({})] * len(self.arguments)
         self.attributes = [{a.name: a.attr for a in ir.DictAttr(of_one)} for of_one in given]
 
     def run(self) -> Ragged:
-        rows, matrices = (self.arguments.index(v) for v in list(self.product.operands)[:2])
         (ends,) = [self.arguments.index(v) for v in st.captured(self.product) if st.is_tensor(v)]
-        read, multiplied, stored = map(st.map_dims, st.maps(self.product))
-        if stored[0] is None or stored[0] not in read:
-            raise CompileError("a product of rows in groups without rows")
-        over_rows, over_groups = read.index(stored[0]), multiplied.index(st.ragged_loop(self.product))
-        sizes, steps = self._sizes(rows), self._strides(rows)
-        of_matrices, between = self._sizes(matrices), self._strides(matrices)
-        groups, count = of_matrices.pop(over_groups), sizes[over_rows]
-        assert isinstance(groups, int)
-        found = Ragged(ends, groups, matrices, between.pop(over_groups), rows, steps[over_rows], count)
-        sizes[over_rows] = ROWS
-        self._retype(rows, sizes, steps)
-        self._retype(matrices, of_matrices, between)
-        self._fewer_rows(self.block.add_argument(ir.IndexType.get(), self.function.location))
-        self._without_groups(over_groups)
+        found = Ragged(ends, st.shape(self.arguments[ends])[0], 0, self.rows not in self.made)
+        for n, loops in self.read.items():
+            sizes, strides = self._sizes(n), self._strides(n)
+            if self.rows in loops:
+                found.count = sizes[loops.index(self.rows)]
+            kept = self._of_one(n, loops, sizes, strides, found)
+            self.attributes[n] |= {"mlirc.sizes": texts(sizes), "mlirc.strides": texts(kept)}
+            v = self.arguments[n]
+            v.set_type(builders.tensor_type([builders.DYNAMIC if isinstance(s, str) else s for s in sizes], builders.element_type(v)))
+        attributes = self.function.attributes
+        results = [_numbers(steps) for steps in ir.ArrayAttr(attributes["mlirc.result_strides"])]
+        kept = [self._of_one(n, self.made, None, strides, found) for n, strides in enumerate(results, len(self.arguments))]
+        attributes["mlirc.result_strides"] = ir.ArrayAttr.get([texts(strides) for strides in kept])
+        self._compute(self.block.add_argument(ir.IndexType.get(), self.function.location))
         self.attributes.append({"mlirc.name": ir.StringAttr.get(ROWS)})
-        self.function.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in self.attributes])
-        results = list(st.operation(self.block.operations[len(self.block.operations) - 1]).operands)
-        kind = ir.FunctionType.get([v.type for v in self.block.arguments], [v.type for v in results])
-        self.function.attributes["function_type"] = ir.TypeAttr.get(kind)
+        attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in self.attributes])
+        returned = list(st.operation(self.block.operations[len(self.block.operations) - 1]).operands)
+        kind = ir.FunctionType.get([v.type for v in self.block.arguments], [v.type for v in returned])
+        attributes["function_type"] = ir.TypeAttr.get(kind)
         return found
+
+    def _of_one(self, n: int, loops: Sequence[int | None], sizes: list[Number] | None, strides: list[Number], found: Ragged) -> list[Number]:
+        """The strides of one group, and its sizes in place, of an argument or a result; how far it is to the next goes to `found`."""
+        if self.rows in loops:
+            at = loops.index(self.rows)
+            found.next_row[n] = strides[at]
+            if sizes is not None:
+                sizes[at] = ROWS
+        if self.groups in loops:
+            at = loops.index(self.groups)
+            found.next_group[n] = strides[at]
+            strides = [*strides[:at], *strides[at + 1 :]]
+            if sizes is not None:
+                del sizes[at]
+        return strides
 
     def _sizes(self, n: int) -> list[Number]:
         attributes = self.attributes[n]
@@ -103,38 +123,42 @@ class _Rewriting:
         attributes = self.attributes[n]
         return _numbers(attributes["mlirc.strides"]) if "mlirc.strides" in attributes else list(row_major(st.shape(self.arguments[n])))  # type: ignore[arg-type]
 
-    def _retype(self, n: int, sizes: Sequence[Number], strides: Sequence[Number]) -> None:
-        self.attributes[n] |= {"mlirc.sizes": texts(sizes), "mlirc.strides": texts(strides)}
-        v = self.arguments[n]
-        v.set_type(builders.tensor_type([builders.DYNAMIC if isinstance(s, str) else s for s in sizes], builders.element_type(v)))
-
-    def _fewer_rows(self, rows: ir.Value) -> None:
-        """The first dim of what is computed has so many elements."""
+    def _compute(self, rows: ir.Value) -> None:
+        """The results of one group, all of which have the dims of the product."""
         for op in [st.operation(o) for o in self.block.operations][:-1]:
             if op.name == "tensor.empty":
+                sizes = [rows if loop == self.rows else n for n, loop in zip(builders.sizes_of(op), self.made) if loop != self.groups]
                 with ir.InsertionPoint(op):
-                    new = builders.empty([rows, *builders.sizes_of(op)[1:]], builders.element_type(op.results[0]))
+                    new = builders.empty(sizes, builders.element_type(op.results[0]))
                 op.results[0].replace_all_uses_with(new)
                 op.erase()
             elif op.name in ("linalg.fill", "linalg.generic"):
-                op.results[0].set_type(op.operands[len(op.operands) - 1].type)
+                out = op.operands[len(op.operands) - 1]
+                op.results[0].set_type(out.type)
+                if op != self.product and op.name == "linalg.generic":
+                    rank = len(st.shape(out))
+                    _set_loops(op, [builders.identity(rank)] * len(op.operands), "p" * rank)
+        loops = range(len(st.iterators(self.product)) - 1)
+        kept = [[e for e, loop in zip(m.results, st.map_dims(m)) if loop != self.groups] for m in st.maps(self.product)]
+        iterators = "".join("r" if st.iterators(self.product)[d] == "reduction" else "p" for d in loops)
+        _set_loops(self.product, [ir.AffineMap.get(len(loops), 0, exprs) for exprs in kept], iterators)
+        self._multiply_all()
 
-    def _without_groups(self, over_groups: int) -> None:
-        """The product without the loop over groups, the last one, and without the question which of them has a row."""
-        op, n = self.product, len(st.iterators(self.product)) - 1
-        dims = [list(m.results) for m in st.maps(op)]
-        del dims[1][over_groups]
-        iterators = "".join("r" if it == "reduction" else "p" for it in st.iterators(op)[:n])
-        op.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(ir.AffineMap.get(n, 0, exprs)) for exprs in dims])
-        op.attributes["iterator_types"] = builders.iterator_types(iterators)
-        del op.attributes[st.RAGGED]
-        body = st.body_ops(op)
+    def _multiply_all(self) -> None:
+        """The product without the question which rows are in a group."""
+        del self.product.attributes[st.RAGGED]
+        body = st.body_ops(self.product)
         (choice,) = [o for o in body if o.name == "arith.select" and not isinstance(o.results[0].type, ir.IndexType)]
         choice.results[0].replace_all_uses_with(choice.operands[1])
         kept = _behind(body[-1])
         for o in reversed(body):
             if o not in kept:
                 o.erase()
+
+
+def _set_loops(op: ir.Operation, maps: Sequence[ir.AffineMap], iterators: str) -> None:
+    op.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps])
+    op.attributes["iterator_types"] = builders.iterator_types(iterators)
 
 
 def _behind(op: ir.Operation) -> set[ir.Operation]:

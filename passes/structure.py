@@ -212,8 +212,8 @@ WORDS = "mlirc.words"
 in them. Of one that is not packed (`is_packed`) pairs of bf16 are put together in registers."""
 
 RAGGED = "mlirc.ragged"
-"""Attribute of a product whose rows are in groups, each with a matrix of its own (`passes.ragged`): the loop over the groups, the last one,
-which is a reduction, as each row is in one of them."""
+"""Attribute of a product with rows in groups, each of which has a matrix of its own (`passes.ragged`): the loop over all rows, and that over the
+groups, which is the last one."""
 
 WORD_TYPES = {"bf16": "f32", "i16": "i32", "i8": "i32"}
 """Element types that instructions multiply word by word -> the type of their sums."""
@@ -228,9 +228,12 @@ def word(op: ir.Operation) -> int:
     return 32 // builders.element_type(op.operands[0]).width
 
 
-def ragged_loop(op: ir.Operation) -> int | None:
-    """The loop over the groups of rows of a product, if it has such."""
-    return ir.IntegerAttr(op.attributes[RAGGED]).value if RAGGED in op.attributes else None
+def ragged_loops(op: ir.Operation) -> tuple[int, int] | None:
+    """The loops over rows and over groups of them of a product that has such."""
+    if RAGGED not in op.attributes:
+        return None
+    rows, groups = integers(op.attributes[RAGGED])
+    return rows, groups
 
 
 def is_packed(op: ir.Operation, side: int) -> bool:

@@ -59,12 +59,17 @@ class _Walk:
             end = read if read.type == i64() else arith.extsi(i64(), read)
             end = arith.maxsi(arith.minsi(end, count), zero)
             rows = arith.subi(end, begin)
-            some = scf.IfOp(arith.cmpi(arith.CmpIPredicate.sgt, rows, zero))
-            with ir.InsertionPoint(some.then_block):
-                self._call(own, arith.index_cast(i64(), groups.induction_variable), begin, rows)
-                scf.YieldOp([])
+            group = arith.index_cast(i64(), groups.induction_variable)
+            if self.ragged.summed:
+                self._call(own, group, begin, arith.maxsi(rows, zero))
+            else:
+                some = scf.IfOp(arith.cmpi(arith.CmpIPredicate.sgt, rows, zero))
+                with ir.InsertionPoint(some.then_block):
+                    self._call(own, group, begin, rows)
+                    scf.YieldOp([])
             scf.YieldOp([end, arith.maxsi(end, most)])
-        self._clear(groups.results[1], count)
+        if not self.ragged.summed:
+            self._clear(groups.results[1], count)
 
     def _number(self, n: Number | ir.Value) -> ir.Value:
         """A size or step, an i64."""
@@ -83,20 +88,16 @@ class _Walk:
 
     def _call(self, own: ir.Value, group: ir.Value, begin: ir.Value, rows: ir.Value) -> None:
         """The product of a group whose rows begin with `begin`."""
-        k, ragged, results = self.kernel, self.ragged, 1 + len(self.given)
-
-        def move(given: int, to: int, value: ir.Value, steps: ir.Value, step: Number) -> None:
-            """Let a slot have the address that another one has for a value, and so many steps of so many elements more."""
-            width = builders.element_type(value).width // 8
-            elements = arith.muli(steps, self._number(step))
-            address = llvm.LoadOp(pointer(), slot(self.context, given)).result
-            llvm.StoreOp(moved(address, arith.muli(elements, builders.constant(i64(), width))), slot(own, to))
-
-        move(1 + ragged.matrices, 1 + ragged.matrices, k.arguments[ragged.matrices], group, ragged.next_matrix)
-        move(1 + ragged.rows, 1 + ragged.rows, k.arguments[ragged.rows], begin, ragged.next_row)
-        llvm.StoreOp(rows, slot(own, results))
-        for n, (v, strides) in enumerate(zip(k.stored, k.stored_strides), results):
-            move(n, n + 1, v, begin, strides[0])  # type: ignore[arg-type]
+        arguments = len(self.given)
+        for n, v in enumerate((*self.given, *self.kernel.stored)):
+            steps = [(i, table[n]) for i, table in ((begin, self.ragged.next_row), (group, self.ragged.next_group)) if n in table]
+            if steps:
+                address = llvm.LoadOp(pointer(), slot(self.context, 1 + n)).result
+                for i, step in steps:
+                    nbytes = arith.muli(self._number(step), builders.constant(i64(), builders.element_type(v).width // 8))
+                    address = moved(address, arith.muli(i, nbytes))
+                llvm.StoreOp(address, slot(own, 1 + n + (n >= arguments)))
+        llvm.StoreOp(rows, slot(own, 1 + arguments))
         func.CallOp([], self.inner, [own])
 
     def _clear(self, begin: ir.Value, end: ir.Value) -> None:
