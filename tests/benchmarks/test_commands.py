@@ -19,6 +19,7 @@ from mlirc.benchmarks import (
     compiling,
     contractions,
     demo,
+    experts,
     exported,
     flex,
     groups,
@@ -315,3 +316,17 @@ def test_attention(own_threads, options):
     assert "shapes are like" in CliRunner().invoke(attention.main, ["--shapes", "big"]).output
     assert "kinds: all, " in CliRunner().invoke(attention.main, ["--kinds", "odd"]).output
     assert "no part of 2" in CliRunner().invoke(attention.main, ["--shapes", "1x2x16x8", "--heads-of-keys", "3"]).output
+
+
+def test_experts(monkeypatch):
+    monkeypatch.setitem(experts.MIXTURES, "tiny", (4, 2, 16, 24))
+    options = ["--mixtures", "tiny", "--dtypes", "bf16", "--tokens", "3", "--seconds", "0"]
+    result = CliRunner().invoke(experts.main, [*options, "--backends", "eager,mlirc"])
+    assert result.exit_code == 0 and "mlirc: " in result.output and "x eager" in result.output, result.output
+    assert max(map(float, re.findall(r"error (\S+?)(?:;|\n)", result.output))) < 0.02
+    result = CliRunner().invoke(experts.main, [*options, "--backends", "mlirc", "--train"])
+    assert result.exit_code == 0, result.output
+    for bad, text in (("--mixtures nope", "unknown nope"), ("--tokens 1,x", "numbers of tokens"), ("--train", "inductor-freeze has no gradients")):
+        result = CliRunner().invoke(experts.main, bad.split())
+        assert result.exit_code == 2 and text in result.output
+    assert experts.weight_bytes((4, 2, 16, 24), 1, "bf16") == 2 * 3 * 16 * 24 * 2
