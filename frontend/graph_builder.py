@@ -57,6 +57,8 @@ class GraphBuilder:
     def __init__(self, symbols: dict[sympy.Symbol, ir.Value], keeps_weights: bool = True) -> None:
         self._sizes: dict[sympy.Expr, ir.Value] = dict(symbols)
         self.keeps_weights = keeps_weights
+        self.parts: dict[ir.Value, tuple[T, T]] = {}
+        """Of complex numbers, as far as they are known apart (`ops.complex_numbers`)."""
 
     # Sizes
 

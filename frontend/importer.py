@@ -37,7 +37,7 @@ from .imported import AtenCall, ImportedGraph, OutputSpec, Slot, Subgraph, Tenso
 from .memory_order import dense, fills, inverse, memory_order, packed, tensor_spec
 from .node_sizes import extents_of, is_ragged, symbolic
 from .ops.strided import just_written
-from .registry import LeaveGraph, Unsupported, lowering_of
+from .registry import COMPLEX_LOWERINGS, LeaveGraph, Unsupported, lowering_of
 from .replay import aliases_of_inputs, replay_of
 from .saved import follow_bases, relaid
 from .shared_memory import distance, is_detached, shows, storage
@@ -326,9 +326,9 @@ class _Importer:
         try:
             if n.name in self.force:
                 raise Unsupported(self.force[n.name])
-            self._check_dtypes(n)
+            complex_too = self._check_dtypes(n)
             refusals.check(n)
-            lowering = lowering_of(n.target)
+            lowering = COMPLEX_LOWERINGS[n.target] if complex_too else lowering_of(n.target)
             if lowering is None:
                 raise Unsupported(f"no lowering for {n.target}")
             return lowering(self.b, n, *args, **kwargs)
@@ -357,11 +357,14 @@ class _Importer:
             return self.b.full(tuple(value.shape), value.dtype, number)
         raise CompileError(f"graph attribute {n.target} was not lifted to an input", node=n.format_node(), stage="import")
 
-    def _check_dtypes(self, n: torch.fx.Node) -> None:
+    def _check_dtypes(self, n: torch.fx.Node) -> bool:
+        """Whether there are complex numbers among those that kernels know; raises Unsupported for others."""
         values = [a.meta.get("val") for a in n.all_input_nodes] + [n.meta.get("val")]
-        for value in torch.utils._pytree.tree_leaves(values):
-            if isinstance(value, torch.Tensor) and value.dtype not in SUPPORTED:
-                raise Unsupported(f"dtype {value.dtype}")
+        dtypes = {v.dtype for v in torch.utils._pytree.tree_leaves(values) if isinstance(v, torch.Tensor)}
+        known = SUPPORTED | {torch.complex64} if n.target in COMPLEX_LOWERINGS else SUPPORTED
+        for dtype in dtypes - known:
+            raise Unsupported(f"dtype {dtype}")
+        return torch.complex64 in dtypes
 
     def _aten(self, n: torch.fx.Node, args: Any, kwargs: Any, reason: str) -> Any:
         if not self.allow_fallback:

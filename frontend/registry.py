@@ -24,6 +24,9 @@ class LeaveGraph(CompileError):
     """There is something in the graph that can neither be lowered nor be a call into ATen: all of it has to run there."""
 
 
+COMPLEX_LOWERINGS: dict[Any, Lowering] = {}
+"""Those that complex64 may be among the operands or results of."""
+
 LOWERINGS_BY_NAME: dict[str, Lowering] = {}
 """Those of ops of other libraries, which may not be there: by `OpOverload.name()`."""
 
@@ -48,6 +51,16 @@ def lowers(*targets: Any) -> Callable[[Lowering], Lowering]:
                     LOWERINGS[getattr(target, overload)] = f
             else:
                 LOWERINGS[target] = f
+        return f
+
+    return register
+
+
+def lowers_complex(*targets: Any) -> Callable[[Lowering], Lowering]:
+    """Register a lowering for op overloads whose operands or results are complex."""
+
+    def register(f: Lowering) -> Lowering:
+        COMPLEX_LOWERINGS.update(dict.fromkeys(targets, f))
         return f
 
     return register

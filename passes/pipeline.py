@@ -14,6 +14,7 @@ from . import structure as st
 from .bucket_updates import bucket_updates
 from .chain import chain
 from .constants import lay_out_constants
+from .convert_parts import convert_parts
 from .copy_lines import copy_lines
 from .count_updates import count_updates
 from .fill_tiles import fill_tiles
@@ -159,6 +160,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "split-reductions": _cleaned(split_reductions),
     "spread-broadcasts": _cleaned(spread_broadcasts),
     "pad-concats": _cleaned(pad_concats),
+    "convert-parts": _cleaned(convert_parts),
     "select-concats": _cleaned(select_concats),
     "narrow-indices": _cleaned(narrow_indices),
     "bucket-updates": lambda graph: bucket_updates(graph.function, graph.target),

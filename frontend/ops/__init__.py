@@ -4,6 +4,7 @@ from . import (  # noqa: F401
     activations,
     attention,
     attention_gradients,
+    complex_numbers,
     contractions,
     convolution,
     creation,

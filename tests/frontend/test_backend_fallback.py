@@ -30,10 +30,7 @@ def caught(*args, **kwargs):
 
 
 NODES = {
-    "complex input": (lambda x: (x * 2).abs() + 1, torch.randn(5, dtype=torch.cfloat)),
     "complex in the middle": (lambda x: torch.fft.rfft(x).abs() + 1, R(4, 16)),
-    "complex output": (lambda x: torch.view_as_complex(x * 2), R(4, 2)),
-    "conjugates": (lambda x: x.conj().imag + 1, torch.randn(5, dtype=torch.cfloat)),
     "float8": (lambda x: x.to(torch.float8_e4m3fn).to(torch.float32) * 2, R(5)),
     "uint16": (lambda x: x.to(torch.float32) * 2, torch.arange(5).to(torch.uint16)),
     "an assertion": (lambda x: F.one_hot(x, 7) * 2, torch.tensor([1, 2, 5])),
