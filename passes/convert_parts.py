@@ -16,12 +16,15 @@ from .layouts import Layouts
 
 PASS_NAME = "mlirc-convert-parts"
 
+MOST_PARTS = 4
+"""Each has an op of its own then: of the many steps of a recurrent layer, all kernels would."""
+
 
 def convert_parts(function: ir.Operation) -> bool:
     """One walk over the function's block; whether there was one."""
     changed, layouts = False, Layouts(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
-        if st.is_plain(op) and len(st.inputs(op)) == 1 and not any(map(st.is_tensor, st.captured(op))):
+        if st.is_plain(op) and len(st.inputs(op)) == 1 and len(st.body_ops(op)) > 1 and not any(map(st.is_tensor, st.captured(op))):
             views = _views_of_concat(op)
             if views is not None:
                 layouts.begin_again()
@@ -39,7 +42,7 @@ def _views_of_concat(op: ir.Operation) -> list[ir.Operation] | None:
         return None
     while (below := st.owner(value)) is not None and len(list(value.uses)) == 1:
         if below.name == "tensor.concat":
-            return [*views, below]
+            return [*views, below] if len(below.operands) <= MOST_PARTS else None
         if below.name not in ("tensor.collapse_shape", "tensor.expand_shape"):
             return None
         views.append(below)

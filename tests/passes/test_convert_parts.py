@@ -63,6 +63,11 @@ def test_rotated_pairs_are_one_kernel(dynamic: bool) -> None:
     assert "to_copy" in kernels()[-1] and "mul" in kernels()[-1]
 
 
+def test_many_parts_stay() -> None:
+    compare(lambda x: torch.cat([x + i for i in range(5)]).exp(), torch.randn(3, 5))
+    assert len(kernels()) == 2
+
+
 def test_no_parts_and_parts_of_nothing() -> None:
     compare(lambda x, y: torch.cat([x, y], 1).relu(), torch.randn(3, 0), torch.randn(3, 5))
     compare(lambda x: torch.cat([x], 1).exp(), torch.randn(3, 5))
