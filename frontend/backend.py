@@ -165,14 +165,14 @@ def _compile(
 ) -> Runner:
     started = time.perf_counter()
     with ir.Context():
-        graph = import_graph(gm, options.fallback, force, direction, inputs, saved_outputs(gm, direction))
+        # The places of parameters are those of the forward graph.
+        static = static_inputs() if direction == "inference" and options.prepack else []
+        graph = import_graph(gm, options.fallback, force, direction, inputs, saved_outputs(gm, direction), static=static)
         imported = time.perf_counter()
         tensors = graph.tensors
         n_outputs = sum(o.kind == "tensor" for o in graph.outputs)
         writes = [tensors.index(i) for i in graph.writes]
-        # The places of parameters are those of the forward graph.
-        kept = weight_inputs(graph, static_inputs()) if direction == "inference" and options.prepack else []
-        weights = [tensors.index(i) for i in kept]
+        weights = [tensors.index(i) for i in weight_inputs(graph, static)]
         compiled = compile_graph(
             graph.module, [str(s) for s in graph.symbols], n_outputs, writes, target, options, observer, weights, loose_results(graph)
         )

@@ -117,10 +117,10 @@ def _report_saved(graph: Captured, options: Options) -> None:
 
 def _imported(graph: Captured, options: Options) -> tuple[ImportedGraph, list[int]]:
     """The module of a graph, ready for the graph passes, and the tensor arguments that it writes to."""
-    imported = import_graph(graph.module, options.fallback, direction=graph.direction, inputs=graph.inputs, saved=graph.saved)
+    static = graph.static if graph.direction == "inference" and options.prepack else []
+    imported = import_graph(graph.module, options.fallback, direction=graph.direction, inputs=graph.inputs, saved=graph.saved, static=static)
     tensors = imported.tensors
-    kept = weight_inputs(imported, graph.static) if graph.direction == "inference" and options.prepack else []
-    mark_weights(imported.module, [tensors.index(i) for i in kept])
+    mark_weights(imported.module, [tensors.index(i) for i in weight_inputs(imported, static)])
     mark_loose(imported.module, loose_results(imported))
     mark_rounding(imported.module, options)
     return imported, [tensors.index(i) for i in imported.writes]

@@ -5,11 +5,12 @@ A `T` is an SSA tensor with what the IR does not say: its torch dtype and its si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import sympy
 import torch
+import torch.fx
 
 from ..dialects import builders
 from ..dialects.mlir import arith, cf, ir, linalg, math, tensor
@@ -51,14 +52,27 @@ Operand = T | Scalar | float | int | bool
 
 
 class GraphBuilder:
-    """Builds tensor ops at the current insertion point. `symbols` maps Dynamo's symbols to `index` arguments. `keeps_weights`: what is made
-    of weights alone is kept from call to call, as in inference."""
+    """Builds tensor ops at the current insertion point. `symbols` maps Dynamo's symbols to `index` arguments. `kept` are the placeholders
+    that stay the same from call to call; None if all may, as far as is known."""
 
-    def __init__(self, symbols: dict[sympy.Symbol, ir.Value], keeps_weights: bool = True) -> None:
+    def __init__(self, symbols: dict[sympy.Symbol, ir.Value], kept: Container[torch.fx.Node] | None = None) -> None:
         self._sizes: dict[sympy.Expr, ir.Value] = dict(symbols)
-        self.keeps_weights = keeps_weights
+        self._kept = kept
         self.parts: dict[ir.Value, tuple[T, T]] = {}
         """Of complex numbers, as far as they are known apart (`ops.complex_numbers`)."""
+
+    def keeps(self, node: torch.fx.Node) -> bool:
+        """Whether what a kernel makes of a node's value is kept from call to call: it depends on nothing that changes."""
+        if self._kept is None:
+            return True
+        left, seen = [node], {node}
+        while left:
+            n = left.pop()
+            if n.op == "placeholder" and n not in self._kept:
+                return False
+            left += [i for i in n.all_input_nodes if i not in seen]
+            seen.update(n.all_input_nodes)
+        return True
 
     # Sizes
 

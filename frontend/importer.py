@@ -52,13 +52,15 @@ def import_graph(
     inputs: Sequence[Any] = (),
     saved: range = range(0),
     sizes_given: bool = False,
+    static: Sequence[int] | None = None,
 ) -> ImportedGraph:
     """Import one AOTAutograd graph (`direction`: inference, forward or backward); an `ir.Context` must be current.
 
     `inputs`, fake tensors, say how the arguments of a backward graph lie, where that is not as in eager mode; outputs that are `saved` for
     one may lie in memory as they are made. `sizes_given`: whoever calls the program gives the value of every symbol in the sizes of arguments,
     also of those that are the size of no dim by themselves. `force` leaves nodes to ATen: name -> reason. Raises CompileError, with node and source line, where a lowering fails,
-    and LeaveGraph, which is one, for what can neither be lowered nor left to ATen.
+    and LeaveGraph, which is one, for what can neither be lowered nor left to ATen. `static` are the placeholders that are the same in every call,
+    where that is known: what takes long to compute of others may be left to ATen.
     """
     expand_subgraphs(gm)
     known: dict[sympy.Expr, sympy.Symbol] = {}
@@ -66,7 +68,7 @@ def import_graph(
     sizes = [s for n in gm.graph.nodes for s in symbolic(n.meta.get("val"))]
     guarded = guards.set(Guards(sizes[0] if sizes else None))
     try:
-        graph = _Importer(gm, allow_fallback, force or {}, direction, relaid(gm, inputs) if direction == "backward" else {}, saved, sizes_given).run()
+        graph = _Importer(gm, allow_fallback, force or {}, direction, relaid(gm, inputs) if direction == "backward" else {}, saved, sizes_given, static).run()
     finally:
         rounded.reset(token)
         guards.reset(guarded)
@@ -84,9 +86,11 @@ class _Importer:
         relaid: Mapping[torch.fx.Node, torch.Tensor],
         saved: range,
         sizes_given: bool,
+        static: Sequence[int] | None,
     ) -> None:
         self.gm = gm
         self.sizes_given = sizes_given
+        self.static = static
         self.relaid = relaid
         self.saved = saved
         self.direction = direction
@@ -124,7 +128,8 @@ class _Importer:
             block = main.add_entry_block()
             arguments = list(block.arguments)
             with ir.InsertionPoint(block):
-                self.b = GraphBuilder(dict(zip(symbols, arguments)), self.direction not in ("forward", "backward"))
+                kept = None if self.static is None or not self.allow_fallback else {n for i, n in enumerate(places) if i in self.static}
+                self.b = GraphBuilder(dict(zip(symbols, arguments)), kept)
                 tensors = arguments[len(symbols) :]
                 for i, (n, spec, order) in enumerate(zip(places, self.graph.inputs, orders)):
                     self.placeholders[n] = i

@@ -272,7 +272,7 @@ def _contraction(domain: Domain, anchors: list[ir.Operation], roots: Sequence[ir
     for op in domain.loops:
         if st.kind(op) == "pad":
             raise Invalid("padding around a contraction")
-    if st.RAGGED in anchor.attributes and not all(op == anchor or _only_narrows(op) and st.owner(op.operands[0]) in domain.loops for op in domain.loops):
+    if any(st.RAGGED in a.attributes for a in anchors) and not all(op == anchor or _only_narrows(op, domain) for op in domain.loops):
         raise Invalid("rows that are in no group are zero")
     spaces = [{*domain.classes(a)} - {*domain.inner} for a in anchors]
     if any(op in domain.displaced for op in anchors) and len(anchors) > 1:
@@ -283,9 +283,11 @@ def _contraction(domain: Domain, anchors: list[ir.Operation], roots: Sequence[ir
     return domain
 
 
-def _only_narrows(op: ir.Operation) -> bool:
-    """Whether an op rounds its one operand to another type, in which zeros are zeros."""
-    return st.is_plain(op) and len(st.inputs(op)) == 1 and {o.name for o in st.body_ops(op)} <= {"arith.truncf", "linalg.yield"}
+def _only_narrows(op: ir.Operation, domain: Domain) -> bool:
+    """Whether an op rounds what another one of the domain makes to another type, in which zeros are zeros."""
+    if not st.is_plain(op) or len(st.inputs(op)) != 1 or st.owner(op.operands[0]) not in domain.loops:
+        return False
+    return {o.name for o in st.body_ops(op)} <= {"arith.truncf", "linalg.yield"}
 
 
 def _segments(domain: Domain, anchor: ir.Operation, roots: Sequence[ir.Operation]) -> Domain:

@@ -78,7 +78,8 @@ class _Rewriting:
         self.attributes = [{a.name: a.attr for a in ir.DictAttr(of_one)} for of_one in given]
 
     def run(self) -> Ragged:
-        (ends,) = [self.arguments.index(v) for v in st.captured(self.product) if st.is_tensor(v)]
+        # Where they are the same number everywhere, each place that reads them may have a copy.
+        ends = next(self.arguments.index(v) for v in st.captured(self.product) if st.is_tensor(v))
         found = Ragged(ends, st.shape(self.arguments[ends])[0], 0, self.rows not in self.made)
         for n, loops in self.read.items():
             sizes, strides = self._sizes(n), self._strides(n)
@@ -145,7 +146,7 @@ class _Rewriting:
         self._multiply_all()
 
     def _multiply_all(self) -> None:
-        """The product without the question which rows are in a group."""
+        """The product without the question which rows are in a group, which the one choice between numbers asks (`frontend.ops.ragged`)."""
         del self.product.attributes[st.RAGGED]
         body = st.body_ops(self.product)
         (choice,) = [o for o in body if o.name == "arith.select" and not isinstance(o.results[0].type, ir.IndexType)]

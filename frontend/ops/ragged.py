@@ -14,9 +14,11 @@ import torch
 
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, linalg, tensor
+from ...passes.pack import FEW, ROWS_TO_PACK
 from ..dtypes import cast, compute_dtype, scalar
 from ..extents import Extent
 from ..graph_builder import GraphBuilder, T
+from ..memory_order import hint
 from ..registry import Unsupported, lowers
 
 aten = torch.ops.aten
@@ -34,38 +36,58 @@ def grouped_mm(b: GraphBuilder, node: Any, x: T, w: T, offs: T | None = None, bi
         return b.convert(b.contract(x, w, ("bmk", "bkn", "bmn"), (x.shape[0], x.shape[1], w.shape[2])), x.dtype)
     if (x.rank, w.rank) != (2, 3):
         raise Unsupported("groups of columns, or of what is summed up, are ATen's")
-    return _product(b, x, w, offs)
+    return _product(b, node, x, w, offs)
 
 
 @lowers("transformers::grouped_mm_fallback")
 def grouped_mm_of_transformers(b: GraphBuilder, node: Any, input: T, weight: T, offs: T) -> T:
     """What transformers calls for dtypes for which it does not call `grouped_mm`: rows behind the last group are zero."""
-    return _product(b, input, weight, offs)
+    return _product(b, node, input, weight, offs)
 
 
 @lowers("transformers::grouped_mm_fallback_backward")
 def gradients_of_transformers(b: GraphBuilder, node: Any, input: T, weight: T, offs: T, grad_output: T) -> list[T]:
     """input [s, k], weight [groups, k, n], grad_output [s, n] -> gradients of input and weight; that of a group without rows is zero."""
-    _check(b, input, weight)
+    of_weight = node.args[1].meta["val"]
+    _check(b, node, input, weight, of_weight.transpose(-1, -2))
     of_input = _rows_times_matrices(b, grad_output, b.permute(weight, (0, 2, 1)), offs)
-    if node.args[1].meta["val"].stride(-1) != 1:  # a transposed weight, whose gradient will be transposed back
+    if of_weight.stride(-1) != 1:  # a transposed weight, whose gradient will be transposed back
         return [of_input, b.permute(_sums(b, grad_output, input, offs, weight.shape[0]), (0, 2, 1))]
     return [of_input, _sums(b, input, grad_output, offs, weight.shape[0])]
 
 
-def _product(b: GraphBuilder, x: T, w: T, ends: T) -> T:
-    _check(b, x, w)
+def _product(b: GraphBuilder, node: Any, x: T, w: T, ends: T) -> T:
+    _check(b, node, x, w, node.args[1].meta["val"])
     return _rows_times_matrices(b, x, w, ends)
 
 
-def _check(b: GraphBuilder, x: T, w: T) -> None:
+def _check(b: GraphBuilder, node: Any, x: T, w: T, matrices: torch.Tensor) -> None:
+    """Raises Unsupported for what is ATen's; `matrices`, as they lie, are those that rows are multiplied with."""
     if not all(isinstance(n, int) and n > 0 for n in w.shape):
         raise Unsupported("groups of which sizes are unknown or zero are ATen's")
     if not x.dtype.is_floating_point or x.dtype != w.dtype:
         raise Unsupported(f"groups of {x.dtype} and {w.dtype}")
-    if x.dtype == torch.bfloat16 and not b.keeps_weights:
-        # 8 x 1024 x 3584, a step of training, ms of ATen and of products whose matrices are packed: of 64 rows 28 and 61, of 2048 245 and 253.
-        raise Unsupported("matrices of bf16 that change from call to call are multiplied faster by oneDNN, which does not pack all of them")
+    if not b.keeps(node.args[1]) and _is_packed_in_vain(matrices, hint(node.args[0].meta["val"].shape[0])):
+        raise Unsupported("matrices that change from call to call would be packed in each, all of them, which takes longer than it saves")
+
+
+CALL = 4000
+"""ns of a call of ATen's product for a group."""
+PACKING = {2: (0.35, 0.05, 0.002), 4: (0.72, 0.07, 0.011), 8: (1.4, 0.14, 0.022)}
+"""By bytes of an element, in ns: what packing one takes, and what a product with packed ones saves for each, and for each row of its group
+besides. Zen 4, ms of ATen and with matrices that are packed: 8 x 1024 x 3584 in bf16 of 256 rows 14 and 20, of 128 x 768 x 2048 in f32
+of 32 rows 16 and 145; 256 x 64 x 64 in bf16 of 2048 rows, a step of training, 16.5 and 0.84."""
+
+
+def _is_packed_in_vain(matrices: torch.Tensor, rows: int) -> bool:
+    groups, k, n = (hint(s) for s in matrices.shape)
+    *_, step, across = (hint(s) for s in matrices.stride())
+    two_bytes = matrices.dtype.itemsize == 2
+    if across == 1 and (not two_bytes or rows < ROWS_TO_PACK) or step == 1 and rows < FEW:
+        return False  # read as they lie
+    pack, own, of_row = PACKING[matrices.dtype.itemsize]
+    used = min(rows, groups)
+    return groups * k * n * pack > used * (CALL + k * n * own) + rows * k * n * of_row
 
 
 def _rows_times_matrices(b: GraphBuilder, x: T, w: T, ends: T) -> T:
@@ -83,7 +105,11 @@ def _sums(b: GraphBuilder, x: T, y: T, ends: T, groups: Extent) -> T:
 def _grouped(
     b: GraphBuilder, x: T, y: T, ends: T, dims: Sequence[Sequence[int]], iterators: str, loops: tuple[int, int], shape: tuple[Extent, ...]
 ) -> T:
-    """A product over the loops over rows and, the last one, groups of them: of each row in the one that it is in."""
+    """A product with a loop over rows and one over groups of them, the last one: of each row, in the group that it is in.
+
+    `dims` are the loops over the dims of both operands and of the result, `loops` those over rows and groups. `passes.ragged` takes apart what
+    `body` makes: where `ends` fall, so that a row would be in several groups, the last of them has it, as in ATen.
+    """
     acc = compute_dtype(x.dtype)
 
     def body(u: ir.Value, v: ir.Value, total: ir.Value) -> list[ir.Value]:

@@ -55,7 +55,9 @@ class _Walk:
         groups = scf.ForOp(builders.index(0), builders.index(self.ragged.groups), builders.index(1), [zero, zero])
         with ir.InsertionPoint(groups.body):
             begin, most = groups.inner_iter_args
-            read = memref.load(self.slots[self.ragged.ends], [groups.induction_variable])
+            ends = self.kernel.arguments[self.ragged.ends]
+            step = arith.index_cast(ir.IndexType.get(), self._number(self.kernel.strides[ends][0]))  # type: ignore[arg-type]
+            read = memref.load(self.slots[self.ragged.ends], [arith.muli(groups.induction_variable, step)])
             end = read if read.type == i64() else arith.extsi(i64(), read)
             end = arith.maxsi(arith.minsi(end, count), zero)
             rows = arith.subi(end, begin)
@@ -105,6 +107,7 @@ class _Walk:
         rows = scf.ForOp(arith.index_cast(ir.IndexType.get(), begin), arith.index_cast(ir.IndexType.get(), end), builders.index(1))
         with ir.InsertionPoint(rows.body):
             for n, (v, strides) in enumerate(zip(self.kernel.stored, self.kernel.stored_strides), len(self.given)):
+                assert len(strides) == 2 and strides[1] == 1
                 columns, step = st.shape(v)[1], arith.index_cast(ir.IndexType.get(), self._number(strides[0]))
                 row, kind = arith.muli(rows.induction_variable, step), storage_type(v.type.element_type)  # type: ignore[attr-defined]
                 zeros = builders.constant(ir.VectorType.get([LANES], kind), 0)
