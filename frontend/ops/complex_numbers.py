@@ -19,7 +19,7 @@ from ...dialects.mlir import arith, ir, math
 from ..dtypes import mlir_type
 from ..graph_builder import GraphBuilder, Operand, T
 from ..registry import COMPLEX_LOWERINGS, LOWERINGS, Unsupported, lowers, lowers_complex
-from . import rearranging, views  # noqa: F401
+from . import rearranging, views  # noqa: F401  (fill LOWERINGS, of which MOVES are)
 from . import scalars as s
 from .pointwise import out_shape
 
@@ -70,8 +70,8 @@ def _apply(b: GraphBuilder, node: Any, inputs: list[Any], body: Callable[..., Nu
     return _join(b, re, im)
 
 
-def _real(b: GraphBuilder, node: Any, inputs: list[Any], body: Callable[..., ir.Value], shape: Any = None) -> T:
-    """The same for a result that is an f32, of a shape or that of the node's result."""
+def _real(b: GraphBuilder, node: Any, inputs: list[Any], body: Callable[..., ir.Value]) -> T:
+    """The same for a result that is an f32."""
     operands: list[Operand] = []
     places: list[Any] = []
     """Of each input: a number that is known, or how many of the operands it is."""
@@ -94,7 +94,7 @@ def _real(b: GraphBuilder, node: Any, inputs: list[Any], body: Callable[..., ir.
                 numbers.append((next(left), next(left) if place == 2 else None))
         return body(*numbers)
 
-    return b.pointwise(shape or out_shape(node), operands, F32, F32, F32, region)
+    return b.pointwise(out_shape(node), operands, F32, F32, F32, region)
 
 
 def _product(x: Any, y: Any) -> Number:
