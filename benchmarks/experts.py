@@ -2,7 +2,7 @@
 
 For each mixture, dtype and number of tokens, in one process: whether the result is right (against fp64), and the time of a call, in turns. Tokens
 choose their experts at random. Weights are larger than the caches: few tokens take as long as the weights of the experts that they choose take to
-come, whose rate is given, many take as long as the products. With `--train` a call is a step, forward and backward.
+come, whose rate is given, many take as long as the products. With `--train` a call is a step, forward and backward, of which the output is judged.
 """
 
 from __future__ import annotations

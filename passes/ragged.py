@@ -82,17 +82,16 @@ class _Rewriting:
         ends = next(self.arguments.index(v) for v in st.captured(self.product) if st.is_tensor(v))
         found = Ragged(ends, st.shape(self.arguments[ends])[0], 0, self.rows not in self.made)
         for n, loops in self.read.items():
-            sizes, strides = self._sizes(n), self._strides(n)
+            sizes = self._sizes(n)
             if self.rows in loops:
                 found.count = sizes[loops.index(self.rows)]
-            kept = self._of_one(n, loops, sizes, strides, found)
-            self.attributes[n] |= {"mlirc.sizes": texts(sizes), "mlirc.strides": texts(kept)}
+            of_one = [ROWS if loop == self.rows else size for size, loop in zip(sizes, loops) if loop != self.groups]
+            self.attributes[n] |= {"mlirc.sizes": texts(of_one), "mlirc.strides": self._strides_of_one(n, loops, self._strides(n), found)}
             v = self.arguments[n]
-            v.set_type(builders.tensor_type([builders.DYNAMIC if isinstance(s, str) else s for s in sizes], builders.element_type(v)))
+            v.set_type(builders.tensor_type([builders.DYNAMIC if isinstance(s, str) else s for s in of_one], builders.element_type(v)))
         attributes = self.function.attributes
-        results = [_numbers(steps) for steps in ir.ArrayAttr(attributes["mlirc.result_strides"])]
-        kept = [self._of_one(n, self.made, None, strides, found) for n, strides in enumerate(results, len(self.arguments))]
-        attributes["mlirc.result_strides"] = ir.ArrayAttr.get([texts(strides) for strides in kept])
+        results = enumerate(map(_numbers, ir.ArrayAttr(attributes["mlirc.result_strides"])), len(self.arguments))
+        attributes["mlirc.result_strides"] = ir.ArrayAttr.get([self._strides_of_one(n, self.made, strides, found) for n, strides in results])
         self._compute(self.block.add_argument(ir.IndexType.get(), self.function.location))
         self.attributes.append({"mlirc.name": ir.StringAttr.get(ROWS)})
         attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in self.attributes])
@@ -101,20 +100,12 @@ class _Rewriting:
         attributes["function_type"] = ir.TypeAttr.get(kind)
         return found
 
-    def _of_one(self, n: int, loops: Sequence[int | None], sizes: list[Number] | None, strides: list[Number], found: Ragged) -> list[Number]:
-        """The strides of one group, and its sizes in place, of an argument or a result; how far it is to the next goes to `found`."""
-        if self.rows in loops:
-            at = loops.index(self.rows)
-            found.next_row[n] = strides[at]
-            if sizes is not None:
-                sizes[at] = ROWS
-        if self.groups in loops:
-            at = loops.index(self.groups)
-            found.next_group[n] = strides[at]
-            strides = [*strides[:at], *strides[at + 1 :]]
-            if sizes is not None:
-                del sizes[at]
-        return strides
+    def _strides_of_one(self, n: int, loops: Sequence[int | None], strides: Sequence[Number], found: Ragged) -> ir.Attribute:
+        """Of an argument or a result, by the loops over its dims; how far it is to what the next group has goes to `found`."""
+        for loop, steps in ((self.rows, found.next_row), (self.groups, found.next_group)):
+            if loop in loops:
+                steps[n] = strides[loops.index(loop)]
+        return texts([step for step, loop in zip(strides, loops) if loop != self.groups])
 
     def _sizes(self, n: int) -> list[Number]:
         attributes = self.attributes[n]

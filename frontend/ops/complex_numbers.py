@@ -123,6 +123,8 @@ def div(b: GraphBuilder, node: Any, x: Any, y: Any) -> T:
 
 @lowers_complex(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar)
 def add_sub(b: GraphBuilder, node: Any, x: Any, y: Any, alpha: Any = 1) -> T:
+    if not isinstance(alpha, (int, float)):
+        raise Unsupported("a factor that is complex, or known only at run time")
     packet = node.target.overloadpacket
     op = arith.addf if packet is aten.add else arith.subf
     if packet is aten.rsub and alpha == 1:
@@ -134,8 +136,6 @@ def add_sub(b: GraphBuilder, node: Any, x: Any, y: Any, alpha: Any = 1) -> T:
         v = _product(v, (_constant(alpha), None))  # if that is 1, too: infinity becomes NaN in ATen
         return op(u[0], v[0]), op(_zero() if u[1] is None else u[1], v[1])
 
-    if not isinstance(alpha, (int, float)):
-        raise Unsupported("a factor that is complex, or known only at run time")
     return _apply(b, node, [x, y], body)
 
 
@@ -147,7 +147,7 @@ def neg(b: GraphBuilder, node: Any, x: T) -> T:
 @lowers(aten._neg_view.default)
 def neg_view(b: GraphBuilder, node: Any, x: T) -> T:
     """The imaginary parts of conjugates."""
-    return b.pointwise(x.shape, [x], x.dtype, x.dtype, x.dtype, arith.negf)
+    return b.pointwise(x.shape, [x], x.dtype, x.dtype, x.dtype, lambda v: s.neg(x.dtype, v))
 
 
 @lowers_complex(aten._conj.default, aten._conj_physical.default, aten.conj_physical.default)

@@ -14,12 +14,13 @@ import torch
 
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, linalg, tensor
-from ...passes.pack import FEW, ROWS_TO_PACK
+from ...passes.strategy.packing import packed_in_vain
 from ..dtypes import cast, compute_dtype, scalar
 from ..extents import Extent
 from ..graph_builder import GraphBuilder, T
 from ..memory_order import hint
 from ..registry import Unsupported, lowers
+from .contractions import bmm
 
 aten = torch.ops.aten
 
@@ -33,7 +34,7 @@ def grouped_mm(b: GraphBuilder, node: Any, x: T, w: T, offs: T | None = None, bi
     if bias is not None or out_dtype not in (None, x.dtype):
         raise Unsupported("a bias or another dtype of the result")
     if offs is None:
-        return b.convert(b.contract(x, w, ("bmk", "bkn", "bmn"), (x.shape[0], x.shape[1], w.shape[2])), x.dtype)
+        return bmm(b, node, x, w)
     if (x.rank, w.rank) != (2, 3):
         raise Unsupported("groups of columns, or of what is summed up, are ATen's")
     return _product(b, node, x, w, offs)
@@ -67,27 +68,10 @@ def _check(b: GraphBuilder, node: Any, x: T, w: T, matrices: torch.Tensor) -> No
         raise Unsupported("groups of which sizes are unknown or zero are ATen's")
     if not x.dtype.is_floating_point or x.dtype != w.dtype:
         raise Unsupported(f"groups of {x.dtype} and {w.dtype}")
-    if not b.keeps(node.args[1]) and _is_packed_in_vain(matrices, hint(node.args[0].meta["val"].shape[0])):
+    sizes, strides = (tuple(map(hint, n)) for n in (matrices.shape, matrices.stride()))
+    rows = hint(node.args[0].meta["val"].shape[0])
+    if not b.keeps(node.args[1]) and packed_in_vain(sizes, strides, rows, x.dtype.itemsize, x.dtype == torch.bfloat16):
         raise Unsupported("matrices that change from call to call would be packed in each, all of them, which takes longer than it saves")
-
-
-CALL = 4000
-"""ns of a call of ATen's product for a group."""
-PACKING = {2: (0.35, 0.05, 0.002), 4: (0.72, 0.07, 0.011), 8: (1.4, 0.14, 0.022)}
-"""By bytes of an element, in ns: what packing one takes, and what a product with packed ones saves for each, and for each row of its group
-besides. Zen 4, ms of ATen and with matrices that are packed: 8 x 1024 x 3584 in bf16 of 256 rows 14 and 20, of 128 x 768 x 2048 in f32
-of 32 rows 16 and 145; 256 x 64 x 64 in bf16 of 2048 rows, a step of training, 16.5 and 0.84."""
-
-
-def _is_packed_in_vain(matrices: torch.Tensor, rows: int) -> bool:
-    groups, k, n = (hint(s) for s in matrices.shape)
-    *_, step, across = (hint(s) for s in matrices.stride())
-    two_bytes = matrices.dtype.itemsize == 2
-    if across == 1 and (not two_bytes or rows < ROWS_TO_PACK) or step == 1 and rows < FEW:
-        return False  # read as they lie
-    pack, own, of_row = PACKING[matrices.dtype.itemsize]
-    used = min(rows, groups)
-    return groups * k * n * pack > used * (CALL + k * n * own) + rows * k * n * of_row
 
 
 def _rows_times_matrices(b: GraphBuilder, x: T, w: T, ends: T) -> T:

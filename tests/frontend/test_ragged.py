@@ -142,7 +142,9 @@ def test_nan_stays_in_its_group() -> None:
 
 
 def test_any_number_of_rows() -> None:
+    """One graph for all."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     experts = Experts(5, 40, 33, torch.float32)
     compiled = torch.compile(experts, backend="mlirc", options={"strict": True, "guard_pages": "both"})
     for rows in (50, 2, 3, 17, 131):
@@ -150,10 +152,10 @@ def test_any_number_of_rows() -> None:
         torch._dynamo.mark_dynamic(x, 0)
         with torch.no_grad():
             _right(compiled(x, offs), experts, x, offs)
-    assert len(torch._dynamo.utils.counters["frames"]) and torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-def test_two_threads_share_each_group() -> None:
+def test_two_threads() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
