@@ -17,9 +17,10 @@ from ...errors import OptionError
 from .. import structure as st
 from . import tiles
 from .common import PACKED_COLUMNS, known, lanes, product
-from .contractions import ContractionStrategy, steps_together, sums_apart
+from .contractions import ContractionStrategy
 from .heights import short_tiles
 from .loops import LoopStrategy
+from .steps import MOST_STEPS, most_apart, steps_together
 from .traffic import copies, copy_pitch, follows_rows, panel_step
 from .widths import UNPACKED_COLUMNS, sum_registers
 
@@ -134,9 +135,9 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -
         new = _with_chunk(new, fields)
     if (new.depth is None and strategy.depth is not None or new.tiles and new.chunk is None) and "group" not in fields:
         new = replace(new, group=1)
-    if "steps" not in fields:
-        new = replace(new, steps=steps_together(new.fetch_ahead and not new.tiles, area, registers))
-    new = replace(new, apart=sums_apart(new.steps, area, registers))
+    if "steps" not in fields and not _without_steps(new):
+        new = replace(new, steps=steps_together(new.fetch_ahead, area, registers, strategy.steps == 1)[0])
+    new = replace(new, apart=most_apart(new.steps, registers))
     if "fetch_level" not in fields and not new.fetch_ahead:
         new = replace(new, fetch_level=2)
     if "streams" not in fields:
@@ -150,6 +151,10 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -
     if "overlapped" not in fields:
         new = replace(new, overlapped=new.overlapped and new.rows == 32 and not new.turned)
     return replace(new, short_rows=short_tiles(new.rows, new.columns), grain=grain)
+
+
+def _without_steps(s: ContractionStrategy) -> bool:
+    return s.tiles or s.dot is not None
 
 
 def _fetched_lines(s: ContractionStrategy) -> int:
@@ -245,7 +250,7 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
         out["rows"] = (1, *min(there, (most, f"{registers} registers, and a row takes {s.columns}")))
         out["unroll"] = (1, 1, "sums are not split")
     out["row_tiles"] = (1, 64, "register tiles")
-    out["steps"] = (1, 2, "blocks of the reduction are even") if s.fetch_ahead and not s.tiles else (1, 1, "nothing is fetched between them")
+    out["steps"] = (1, 1, "of register tiles of vectors") if _without_steps(s) else (1, MOST_STEPS, "steps in an iteration")
     out["fetch_level"] = (1, 2, "levels of caches") if s.fetch_ahead and not s.tiles else (2, 2, "nothing is fetched so")
     out["streams"] = (1, _fetched_lines(s), "lines of a step") if s.tiles and s.fetch_ahead else (1, 1, "nothing is fetched so")
     grouped = s.chunk is not None if s.tiles else s.depth is not None

@@ -11,6 +11,7 @@ from .. import structure as st
 from . import blocks, tiles, traffic
 from .common import PACKED_COLUMNS, WORK_PER_THREAD, has_functions, known, lanes, product
 from .heights import SUMS_UNDER_WAY, high_row_tile, row_tile, short_tiles
+from .steps import adds_integers, most_apart, sets_of_sums, steps_together
 from .stream import WHY_STREAMED, streamed_by_product
 from .widths import columns_of_tile, in_pairs, most_rows, sum_registers
 
@@ -85,9 +86,9 @@ class ContractionStrategy:
     streams: int = 1
     """In which a step's lines are fetched ahead on AMX, side by side."""
     steps: int = 1
-    """Of the reduction in an iteration, where something is fetched ahead and no rows may be missing."""
-    apart: bool = False
-    """Whether each of these steps has sums of its own, which are added up at the end: where there are few, a product waits for the one before."""
+    """Of the reduction in an iteration, where no rows may be missing."""
+    apart: int = 0
+    """Up to so many sums, these steps take turns with sets of their own, which are added up at the end: a product waits for the one before."""
     rows_copied: bool = False
     """Whether the rows of a block are copied, before they are read for panel after panel: tile by tile on AMX, else row by row with `depth`."""
     rows_once: bool = False
@@ -214,30 +215,11 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     around = asdict(cut)
     if alone and (part := traffic.near(kernel, r, rows, width, target.caches, turned, s.why)):
         around["row_tiles"], around["near"] = part
-    steps = steps_together(fetch, rows * columns, target.vector_registers)
-    if fetch:
-        s.why["steps"] = f"{rows * columns} sums leave {'' if steps > 1 else 'too few '}registers for the operands of two"
-    apart = sums_apart(steps, rows * columns, target.vector_registers)
-    if apart:
-        s.why["apart"] = f"{rows * columns} sums wait for one another: twice as many do not"
+    steps, s.why["steps"] = steps_together(fetch, rows * columns, target.vector_registers, adds_integers(kernel))
+    apart = most_apart(steps, target.vector_registers)
+    if sets_of_sums(steps, rows * columns, apart) > 1:
+        s.why["apart"] = f"{rows * columns} sums wait for one another: more of them do not"
     return replace(s, rows=rows, columns=columns, shared=shared, lanes_first=first, fetch_ahead=fetch, fetch_level=level, steps=steps, apart=apart, **around)
-
-
-def steps_together(fetch: bool, sums: int, registers: int) -> int:
-    """Steps of the reduction in an iteration: two want four registers for the packed operand and two for the rows.
-
-    For 128 x 768 x 3072 in f32 one is 2% slower, and four are 1% faster, for which LLVM takes three times as long (60 instead of 18 ms).
-    """
-    return 2 if fetch and sums <= registers - 6 else 1
-
-
-def sums_apart(steps: int, sums: int, registers: int) -> bool:
-    """Whether there is room in half of the registers for sums of each step.
-
-    Two units that take four cycles for a sum have eight under way. From the second level of a Zen 5, 1 x 3072 x 768 takes 42 instead of 55 us
-    in bf16 (`vdpbf16ps` takes longer), 4 x 3072 x 768 46 instead of 59; 1 x 768 x 768 in AVX2 22 instead of 37 in f32.
-    """
-    return steps > 1 and steps * sums <= registers // 2
 
 
 def _rows(kernel: KernelFunction, r: Roles, limit: int, low: int, reason: str, why: dict[str, str], high: bool = False) -> int:

@@ -89,6 +89,9 @@ class Deep(Groups):
     def _range(self, c: int) -> tuple[Number, Number]:
         return self.begin, self.end
 
+    def _walks_in(self, c: int, n: int) -> bool:
+        return self.s.depth is not None and self.s.depth % n == 0 and super()._walks_in(c, n)
+
     def _block_length(self, classes: Sequence[int]) -> None:
         """The walk is over a block already."""
 

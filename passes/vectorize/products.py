@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...dialects import builders
 from ...dialects.mlir import arith, ir, math, memref, vector
 from .. import structure as st
 from ..strategy import ContractionStrategy
 from ..strategy.common import LINE
+from ..strategy.steps import divisor, sets_of_sums
 from ..strategy.traffic import panel_classes
 from . import long_sums, words
 from .evaluate import Evaluator
@@ -37,6 +38,15 @@ AHEAD = {1: 8 << 10, 2: 96 << 10}
 """Bytes of the packed operand from what a single register tile reads of it to what it fetches, in one stream over all panels, by the cache
 that it is fetched into. 1 x 768 x 3072 in f32 takes 545 us from beyond the second level of a Granite Rapids then, 561 with 4 KB, and 598
 with nothing; 4 x 768 x 3072 on a Zen 5, into the first level, 208 with 4 KB, 201 with 8, 215 with 16 and 245 with nothing."""
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Of the walk over a reduction: steps in it, whether all walks are multiples of these, and what fetches something, given the first step."""
+
+    together: int = 1
+    whole: bool = True
+    fetch: Callable[[Number], None] | None = None
 
 
 class Products:
@@ -89,11 +99,11 @@ class Products:
 
             m = self.e.math
             begin, size = self._range(classes[0])
-            fetch = self._fetching(rows, lanes[0]) if len(classes) == 1 else None
+            first, end = m.floordiv(begin, self.each_step), m.floordiv(size, self.each_step)
+            shape = self._iteration(classes, rows, lanes[0], first, end)
             if classes[0] != self.s.words:
-                return self._in_blocks(classes, acc, step, fetch)
-            begin, end = m.floordiv(begin, self.each_step), m.floordiv(size, self.each_step)
-            acc = self._steps(begin, end, acc, lambda i, values: step(m.mul(i, self.each_step), values), fetch)
+                return self._in_blocks(classes, acc, step, shape)
+            acc = self._steps(first, end, acc, lambda i, values: step(m.mul(i, self.each_step), values), shape)
             if isinstance(size, int) and (rest := size % self.each_step):  # blocks are whole words
                 self.env[classes[0]] = Index(size - rest)
                 acc = self._multiply_words(rows, lanes, masks, acc, rest)
@@ -121,11 +131,28 @@ class Products:
         """The operand with the lanes and the other one, as the op has them."""
         return (panel, other) if self.r.swapped else (other, panel)
 
-    def _fetching(self, rows: list[Index], lane: Index) -> Callable[[Number], None] | None:
-        """What fetches something at a step of the reduction, for later; None if nothing does."""
-        found = [self._fetching_panel(rows[0], lane)] if self.s.fetch_ahead else []
+    def _iteration(self, classes: Sequence[int], rows: list[Index], lane: Index, begin: Number, end: Number) -> Iteration:
+        """Of the walk over the first of the classes, in steps."""
+        if len(classes) > 1:
+            return Iteration()
+        if self.count is not None:
+            return Iteration(1, True, self._fetching(rows, lane, 1))
+        together, whole = self.s.steps, self._walks_in(classes[0], self.each_step * self.s.steps)
+        if isinstance(begin, int) and isinstance(end, int):
+            together = divisor(end - begin, self.s.steps)
+            whole = (end - begin) % together == 0
+        return Iteration(together, whole, self._fetching(rows, lane, together))
+
+    def _walks_in(self, c: int, n: int) -> bool:
+        """Whether what a tile walks of a reduction class is always a multiple of `n`."""
+        size = self.k.domain.sizes[c]
+        return self.k.walks_in(c, n) if self.k.seen is not None and self.k.seen[0] == c else isinstance(size, int) and size % n == 0
+
+    def _fetching(self, rows: list[Index], lane: Index, together: int) -> Callable[[Number], None] | None:
+        """What fetches something at a step of the reduction that is the first of an iteration, for later; None if nothing does."""
+        found = [self._fetching_panel(rows[0], lane, together)] if self.s.fetch_ahead else []
         if self.s.rows_ahead is not None and self.count is None:
-            found.append(self._fetching_rows(rows, lane, self.s.rows_ahead))
+            found.append(self._fetching_rows(rows, lane, self.s.rows_ahead, together))
 
         def fetch(i: Number) -> None:
             for one in found:
@@ -133,27 +160,36 @@ class Products:
 
         return fetch if found else None
 
-    def _fetching_rows(self, rows: list[Index], lane: Index, level: int) -> Callable[[Number], None]:
-        """What fetches a line of each row of the next register tile, in the steps that read one of this one: some rows at every few of them."""
+    def _fetching_rows(self, rows: list[Index], lane: Index, level: int, together: int) -> Callable[[Number], None]:
+        """What fetches a line of each row of the next register tile, in the steps that read one of this one: some rows at every few of them,
+        or all at once where these are an iteration, in which their addresses would take longer than they do.
+        """
         m, number, (begin, _) = self.e.math, 1 - self.r.along_lanes, self._range(self.r.reductions[0])
         self.env[self.r.reductions[0]] = Index(begin)
         place, first = self._operand_at(number, Index(m.add(rows[0].base, len(rows))), lane)
         _, second = self._operand_at(number, Index(m.add(rows[0].base, len(rows) + 1)), lane)
         stride, line = m.sub(second.base, first.base), LINE * 8 // place.element.width
-        turns = line // (self.each_step * FETCH_STEPS)
+        steps = line // self.each_step
+        turns = steps // FETCH_STEPS if together < FETCH_STEPS else 1
         each = -(-len(rows) // turns)
         begin = m.floordiv(begin, self.each_step)
 
-        def fetch(i: Number) -> None:
-            turn = m.floordiv(m.sub(i, begin), FETCH_STEPS)
-            start = m.add(first.base, m.mul(m.floordiv(turn, turns), line))
-            start = m.add(start, m.mul(m.mod(turn, turns), m.mul(stride, each)))
+        def some(start: Number) -> None:
             for k in range(each):
                 memref.prefetch(place.buffer, [m.value(m.add(start, m.mul(k, stride)))], False, 4 - level, True)
 
+        def fetch(i: Number) -> None:
+            done = m.sub(i, begin)
+            if turns == 1:
+                self._first_of(steps, done, together, lambda: some(m.add(first.base, m.mul(done, self.each_step))))
+                return
+            turn = m.floordiv(done, FETCH_STEPS)
+            start = m.add(first.base, m.mul(m.floordiv(turn, turns), line))
+            some(m.add(start, m.mul(m.mod(turn, turns), m.mul(stride, each))))
+
         return fetch
 
-    def _fetching_panel(self, row: Index, lane: Index) -> Callable[[Number], None]:
+    def _fetching_panel(self, row: Index, lane: Index, together: int) -> Callable[[Number], None]:
         """What fetches a part of the next panel, at a step of the reduction: each of the register tiles that
         read this one has its share of the lines, and some of those for a few steps.
 
@@ -176,9 +212,12 @@ class Products:
             alone = arith.cmpi(arith.CmpIPredicate.eq, m.value(tiles), m.value(1))
             start = arith.select(alone, m.value(m.add(at.base, AHEAD[self.s.fetch_level] // element)), start)
 
+        aligned = together % FETCH_STEPS == 0 and line % FETCH_STEPS == 0
+
         def fetch(i: Number) -> None:
-            group = m.floordiv(m.sub(i, begin), FETCH_STEPS)
-            at = m.add(start, m.mul(m.mul(group, each), line))
+            done = m.sub(i, begin)
+            group = m.floordiv(done, FETCH_STEPS)
+            at = m.add(start, m.mul(m.mul(done, each), line // FETCH_STEPS) if aligned else m.mul(m.mul(group, each), line))
 
             def some(n: int, most: int) -> None:
                 """Lines from the n-th on: those of a few tiles, and in branches those of fewer."""
@@ -187,53 +226,57 @@ class Products:
                 if most < lines:
                     less(self.e, most, each, lambda: some(most, 2 * most))
 
-            less(self.e, group, left, lambda: some(0, 1))
+            less(self.e, *((done, m.mul(left, FETCH_STEPS)) if aligned else (group, left)), lambda: some(0, 1))
 
         return fetch
 
-    def _in_blocks(
-        self, classes: Sequence[int], acc: Values, step: Callable[[Number, Values], Values], fetch: Callable[[Number], None] | None
-    ) -> Values:
+    def _first_of(self, several: int, i: Number, together: int, build: Callable[[], None]) -> None:
+        """What is built in the iteration of steps `i`, ..., `i` + `together` - 1 that has the first of `several` steps."""
+        if together % several == 0:
+            build()
+            return
+        m = self.e.math
+        less(self.e, m.mod(i, several), 1 if several % together == 0 else together, build)
+
+    def _in_blocks(self, classes: Sequence[int], acc: Values, step: Callable[[Number, Values], Values], shape: Iteration) -> Values:
         """The walk over the first of the classes. Long sums of f32 are put together from those of blocks: the error of a sum grows with its length."""
         e, (lo, hi), each = self.e, self._range(classes[0]), self._block_length(classes)
 
         if each is None or not isinstance(acc[0].type.element_type, ir.F32Type):
-            return self._steps(lo, hi, acc, step, fetch)
+            return self._steps(lo, hi, acc, step, shape)
+        parts = replace(shape, whole=shape.whole and each % shape.together == 0)
 
         def block(i: Number, totals: Values) -> Values:
             zeros = [builders.constant(total.type, 0) for total in totals]
-            sums = self._steps(i, e.math.minimum(e.math.add(i, each), hi), zeros, step, fetch)
+            sums = self._steps(i, e.math.minimum(e.math.add(i, each), hi), zeros, step, parts)
             return [arith.addf(total, part) for total, part in zip(totals, sums)]
 
         return loop(e, lo, hi, each, acc, block)
 
-    def _steps(
-        self, begin: Number, end: Number, acc: Values, step: Callable[[Number, Values], Values], fetch: Callable[[Number], None] | None
-    ) -> Values:
-        """Steps from `begin` to `end`. If there is something to fetch, some steps are in an iteration, and it is before every few of them.
+    def _steps(self, begin: Number, end: Number, acc: Values, step: Callable[[Number, Values], Values], shape: Iteration) -> Values:
+        """Steps from `begin` to `end`. If there is something to fetch, it is before every few of them.
 
         Where rows may be missing, each has an address of its own, and LLVM would first load the elements of all of them, for all steps.
         """
-        e, m = self.e, self.e.math
-        if fetch is None:
+        e, m, together, fetch = self.e, self.e.math, shape.together, shape.fetch
+        if fetch is None and together == 1:
             return loop(e, begin, end, 1, acc, step)
-        together = 1 if self.count is not None else self.s.steps
-        n, apart = len(acc), together if self.s.apart else 1
+        n, sets = len(acc), sets_of_sums(together, len(acc), self.s.apart)
 
         def some(i: Number, values: Values) -> Values:
-            less(e, arith.remui(m.value(i), m.value(FETCH_STEPS)), 1, lambda: fetch(i))
+            if fetch is not None:
+                self._first_of(FETCH_STEPS, i, together, lambda: fetch(i))
             for u in range(together):
-                own = slice(u % apart * n, (u % apart + 1) * n)
+                own = slice(u % sets * n, (u % sets + 1) * n)
                 values[own] = step(m.add(i, u), values[own])
             return values
 
         def walk(end: Number) -> Values:
             zeros = [builders.constant(v.type, 0) for v in acc]
-            sums = loop(e, begin, end, together, [*acc, *zeros * (apart - 1)], some)
+            sums = loop(e, begin, end, together, [*acc, *zeros * (sets - 1)], some)
             return [functools.reduce(functools.partial(combine, self.op), sums[at::n]) for at in range(n)]
 
-        size = self._size(e, self.r.reductions[0])
-        if isinstance(size, int) and size // self.each_step % together == 0:  # and so are all blocks of it
+        if shape.whole:
             return walk(end)
         even = m.add(begin, m.mul(m.floordiv(m.sub(end, begin), together), together))
         return loop(e, even, end, 1, walk(even), step)

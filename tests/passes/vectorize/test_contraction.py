@@ -132,11 +132,12 @@ def test_deep_sums(depth, target):
         assert untouched(got)
 
 
-@pytest.mark.parametrize("target,columns,accumulators", [("skylake-avx512", 64, 16), ("x86-64-v3", 48, 12)])
-def test_sums_of_blocks_wait_outside_of_the_inner_loop(target, columns, accumulators):
-    lines = stages(symbolic_depth(64, columns), target)["asm"].splitlines()
+@pytest.mark.parametrize("target,columns,accumulators,steps", [("skylake-avx512", 64, 16, 1), ("x86-64-v3", 48, 12, 4)])
+def test_sums_of_blocks_wait_outside_of_the_inner_loop(target, columns, accumulators, steps):
+    full = max(stages(symbolic_depth(64, columns), target)["asm"].split("\n.L"), key=lambda part: part.count("vfmadd"))
+    lines = full.splitlines()
     products = [i for i, line in enumerate(lines) if "vfmadd" in line]
-    assert len(products) == accumulators
+    assert len(products) == accumulators * steps
     assert not any("rsp" in line or re.search(r"vmov\w+\s+%[yz]mm\d+, %[yz]mm", line) for line in lines[products[0] : products[-1]])
 
 
@@ -243,7 +244,7 @@ def test_groups_in_any_order(pin: str, threads: int, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("pin", ["row_tiles=1, near=2", "row_tiles=2, near=1, rows=3", "rows=5, row_tiles=1, near=7"])
+@pytest.mark.parametrize("pin", ["row_tiles=1, near=2", "row_tiles=2, near=1, rows=3", "rows=4, row_tiles=1, near=7"])
 @pytest.mark.parametrize("batch, rows", [((), 97), ((), 64), ((3,), 41)])
 def test_rows_in_parts(batch: tuple[int, ...], rows: int, pin: str, threads: int) -> None:
     torch._dynamo.reset()
@@ -399,14 +400,32 @@ def test_avx2_fetches_in_tiles_of_two_columns(rows: int | str) -> None:
     """Six rows of two vectors: three columns would read one panel and half of the next."""
     texts = stages(streamed(rows, 768, 16), "znver3")
     full = max(texts["asm"].split("\n.L"), key=lambda part: part.count("vfmadd"))
-    assert "rows=6, columns=2" in texts["strategy"] and full.count("vfmadd") == 12 and "rsp" not in full
+    assert "rows=6, columns=2" in texts["strategy"] and full.count("vfmadd") == 4 * 12 and "rsp" not in full
     assert "prefetcht0" in texts["asm"] and not re.search(SPILL.replace("zmm", "ymm"), full)
 
 
-@pytest.mark.parametrize("cpu, width, rows", [("znver5", 32, 1), ("znver5", 32, 4), ("znver3", 16, 1), ("znver3", 16, 2)])
-def test_few_sums_are_apart_for_even_and_odd_steps(cpu: str, width: int, rows: int) -> None:
-    """Twice as many as the tile has: else each product waits for the one before."""
+@pytest.mark.parametrize(
+    "cpu, width, rows, steps, sets",
+    [("znver5", 32, 1, 2, 2), ("znver5", 32, 4, 2, 2), ("znver5", 32, 5, 2, 1), ("znver3", 16, 1, 4, 4), ("znver3", 16, 3, 4, 2), ("znver3", 16, 4, 4, 1)],
+)
+def test_steps_take_turns_with_sets_of_few_sums(cpu: str, width: int, rows: int, steps: int, sets: int) -> None:
+    """More than the tile has: else each product waits for the one before."""
     texts = stages(streamed(rows, 768, width), cpu)
     full = max(texts["asm"].split("\n.L"), key=lambda part: part.count("vfmadd"))
     sums = re.findall(r"vfmadd231ps.*%([yz]mm\d+)\n", full)
-    assert "apart=True" in texts["strategy"] and len(sums) == len(set(sums)) == 2 * 2 * rows
+    assert (len(sums), len(set(sums))) == (steps * 2 * rows, sets * 2 * rows)
+    assert f"steps={steps}" in texts["strategy"] and not re.search(SPILL.replace("zmm", "[yz]mm"), full)
+
+
+@pytest.mark.parametrize("cpu", ["x86-64-v3", "skylake-avx512"])
+@pytest.mark.parametrize("depth", [1, 2, 3, 5, 7, 9, 257, 771])
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 13])
+def test_any_number_of_steps(cpu: str, depth: int, rows: int) -> None:
+    """What whole iterations leave, and all of it where that is less than an iteration."""
+    a_type, b_type, out = f"tensor<{rows}x{depth}xf32>", f"tensor<{depth}x17xf32>", f"tensor<{rows}x17xf32>"
+    body = generic("%r", [("%a", a_type), ("%b", b_type)], out, ["i, k", "k, j", "i, j"], PRODUCT, "ppr", "ijk", "0.0", "contraction")
+    run, (a, b) = built(kernel([("%a", a_type), ("%b", b_type)], body, [("%r", out)], [[17, 1]]), cpu), arrays((rows, depth), (depth, 17))
+    got = padded(np.zeros((rows, 17), np.float32))
+    assert run(a, b, got) == 0
+    np.testing.assert_allclose(got, a.astype(np.float64) @ b, rtol=1e-5, atol=1e-5 * depth**0.5)
+    assert untouched(got)
