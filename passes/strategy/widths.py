@@ -49,9 +49,9 @@ def columns_of_tile(kernel: KernelFunction, r: Roles, target: Target, n: int, fe
     """Vectors of `n` lanes side by side in a register tile: two, up to four for a convolution with few output channels and its lanes along
     the image, and more where the operand with the lanes is not packed (`_of_unpacked`).
 
-    Three with 16 registers: 4 x 3 sums take 7 loads for 12 products, 6 x 2 take 8. On a Zen 3 with a limit of 101 GF/s both
-    reach 90 at its best, and 71 to 80 and 58 to 67 while the host's other guests keep it busy. Not for siblings, which read whole
-    packed blocks without a mask, and not where products are added in a second step. Where panels are fetched there are two again: as wide as
+    Three with 16 registers: 4 x 3 sums take 7 loads for 12 products, 6 x 2 take 8. Not for siblings, which read whole packed blocks without
+    a mask, not where products are added in a second step, and not where the lanes are converted: of four steps that leaves no registers (3x3 of 64
+    channels, 56 x 56, in bf16 reaches 48 of 103 GF/s on a Zen 3 then, 6 x 2 80). Where panels are fetched there are two again: as wide as
     a panel, the tile reads one stream (in AVX2 on a Zen 5 4 x 768 x 3072 takes 260 instead of 620 us from beyond the second level, 16 x 768 x
     3072 620 instead of 890, and 197 x 768 x 3072 7.2 instead of 7.5 ms).
     """
@@ -62,7 +62,7 @@ def columns_of_tile(kernel: KernelFunction, r: Roles, target: Target, n: int, fe
     most, size = PACKED_COLUMNS, known(sizes[r.lane])
     vectors = max(-(-size // n), 1)
     whole_panels = fetch or len(kernel.domain.siblings) > 1
-    if target.vector_registers == 16 and not whole_panels and not _in_two_steps(kernel) and (size % (3 * n) == 0 or size >= MANY_COLUMNS * n):
+    if target.vector_registers == 16 and not whole_panels and not _in_two_steps(kernel) and not _is_converted(kernel, r) and (size % (3 * n) == 0 or size >= MANY_COLUMNS * n):
         most = 3
     if st.kind(kernel.domain.anchor) == "convolution" and isinstance(rows, int) and rows <= FEW_ROWS:  # type: ignore[arg-type]
         most = min(4, sum_registers(target) // max(rows, 1))
@@ -104,6 +104,14 @@ def _of_unpacked(target: Target, rows: object, vectors: int, pairs: bool) -> int
     most = min(UNPACKED_COLUMNS, (target.vector_registers - taken) // (beside + 1))
     columns = -(-vectors // -(-vectors // most))
     return min(columns + columns % 2, most) if pairs else columns
+
+
+def _is_converted(kernel: KernelFunction, r: Roles) -> bool:
+    """Whether the operand with the lanes is narrower than its products."""
+    op = kernel.domain.anchor
+    assert op is not None
+    width = builders.element_type(op.results[0]).width
+    return st.WORDS not in op.attributes and builders.element_type(op.operands[r.along_lanes]).width < width
 
 
 def _in_two_steps(kernel: KernelFunction) -> bool:

@@ -429,3 +429,15 @@ def test_any_number_of_steps(cpu: str, depth: int, rows: int) -> None:
     assert run(a, b, got) == 0
     np.testing.assert_allclose(got, a.astype(np.float64) @ b, rtol=1e-5, atol=1e-5 * depth**0.5)
     assert untouched(got)
+
+
+def test_lanes_that_are_converted_leave_registers_for_some_steps() -> None:
+    """Packed weights of bf16 in AVX2: of three columns, LLVM would keep the lanes of four steps in memory."""
+    body = "%e = arith.extf %a1 : bf16 to f32\n%p = arith.mulf %a0, %e : f32\n%o = arith.addf %a2, %p : f32"
+    x, w, y = "tensor<1x58x58x64xf32>", "tensor<4x3x3x64x16xbf16>", "tensor<1x56x56x64xf32>"
+    maps = ["b, i + u, j + v, c", "o floordiv 16, u, v, c, o mod 16", "b, i, j, o"]
+    op = generic("%y", [("%x", x), ("%w", w)], y, maps, body, "pppprrr", "bijouvc", "0.0", "convolution")
+    texts = stages(kernel([("%x", x), ("%w", w)], op, [("%y", y)], [[200704, 3584, 64, 1]]), "znver3")
+    full = max(texts["asm"].split("\n.L"), key=lambda part: part.count("vfmadd"))
+    assert "columns=2" in texts["strategy"] and full.count("vfmadd") == 4 * 12
+    assert len(re.findall(r"\(%rsp\)[^\n]*ymm|ymm[^\n]*\(%rsp\)", full)) <= 4
