@@ -182,4 +182,5 @@ def test_weights_are_summed_once(rows: int) -> None:
     x = quantised((rows, 64), torch.uint8)
     with torch.no_grad():
         report = mlirc.explain(lambda x: F.linear((x.float() - 131) * 0.02, w.float() * scale[:, None]).relu(), x)
-    assert report.graphs[0].calls == 1 and not report.aten
+    # Where the CPU multiplies no bytes, those of the rows become i16 in a call.
+    assert report.graphs[0].calls == (1 if Target.host().has_vnni else 2) and not report.aten
