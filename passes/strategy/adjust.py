@@ -20,7 +20,7 @@ from .common import PACKED_COLUMNS, known, lanes, product
 from .contractions import ContractionStrategy
 from .heights import short_tiles
 from .loops import LoopStrategy
-from .steps import MOST_STEPS, most_apart, steps_together
+from .steps import MOST_STEPS, adds_integers, most_apart, steps_together
 from .traffic import copies, copy_pitch, follows_rows, panel_step
 from .widths import UNPACKED_COLUMNS, sum_registers
 
@@ -95,7 +95,7 @@ def adjusted(kernel: KernelFunction, target: Target, strategy: Strategy, adjustm
     fields = dict(adjustment.fields)
     if adjustment.pinned and not adjustment.exact:
         fields = {name: value for name, value in fields.items() if name in _fields_of(strategy)}
-    new = _replaced(strategy, fields, target.vector_registers)
+    new = _replaced(strategy, fields, target.vector_registers, adds_integers(kernel))
     problem = new if isinstance(new, str) else impossible(kernel, target, strategy, new)
     if problem and adjustment.pinned:
         raise OptionError(f"option pin: {problem}")
@@ -110,7 +110,7 @@ def _fields_of(strategy: Strategy) -> tuple[str, ...]:
     return SEGMENTS_FIELDS if strategy.kind == "segments" else LOOP_FIELDS
 
 
-def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -> Strategy | str:
+def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int, integers: bool) -> Strategy | str:
     """The strategy with these fields; or what is wrong with them."""
     known_fields = _fields_of(strategy)
     for name, value in fields.items():
@@ -136,7 +136,7 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int) -
     if (new.depth is None and strategy.depth is not None or new.tiles and new.chunk is None) and "group" not in fields:
         new = replace(new, group=1)
     if "steps" not in fields and not _without_steps(new):
-        new = replace(new, steps=steps_together(new.fetch_ahead, area, registers, strategy.steps == 1)[0])
+        new = replace(new, steps=steps_together(new.fetch_ahead, area, registers, integers)[0])
     new = replace(new, apart=most_apart(new.steps, registers))
     if "fetch_level" not in fields and not new.fetch_ahead:
         new = replace(new, fetch_level=2)

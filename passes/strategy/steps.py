@@ -11,7 +11,10 @@ from .. import structure as st
 if TYPE_CHECKING:
     from ..vectorize.kernel import KernelFunction
 
-FEW_REGISTERS, STEPS_OF_FEW = 16, 4
+FEW_REGISTERS = 16
+"""Of vectors, as AVX2 has them: few sums, and so a short step."""
+STEPS_OF_FEW = 4
+"""In an iteration then."""
 FEW_SUMS = 12
 """Of a register tile with so few registers."""
 MOST_STEPS = 8
@@ -21,8 +24,7 @@ MOST_STEPS = 8
 def adds_integers(kernel: KernelFunction) -> bool:
     """Whether products of integers are added by an instruction of its own."""
     op = kernel.domain.anchor
-    assert op is not None
-    return isinstance(builders.element_type(op.results[0]), ir.IntegerType) and (st.WORDS not in op.attributes or st.word(op) < 4)
+    return op is not None and isinstance(builders.element_type(op.results[0]), ir.IntegerType) and (st.WORDS not in op.attributes or st.word(op) < 4)
 
 
 def steps_together(fetch: bool, sums: int, registers: int, integers: bool = False) -> tuple[int, str]:
@@ -58,8 +60,9 @@ def most_apart(steps: int, registers: int) -> int:
 
 
 def divisor(size: int, most: int) -> int:
-    """Steps in an iteration: at most so many, fewer where they divide all and are more than half of that."""
-    return next((n for n in range(min(most, max(size, 1)), most // 2, -1) if size % n == 0), min(most, max(size, 1)))
+    """Steps in an iteration, of a reduction of so many: at most `most`, fewer where they divide all and are more than half of that."""
+    most = min(most, max(size, 1))
+    return next((n for n in range(most, most // 2, -1) if size % n == 0), most)
 
 
 def sets_of_sums(steps: int, sums: int, most: int) -> int:

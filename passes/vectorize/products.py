@@ -135,24 +135,24 @@ class Products:
         """Of the walk over the first of the classes, in steps."""
         if len(classes) > 1:
             return Iteration()
-        if self.count is not None:
-            return Iteration(1, True, self._fetching(rows, lane, 1))
-        together, whole = self.s.steps, self._walks_in(classes[0], self.each_step * self.s.steps)
+        c, together = classes[0], 1 if self.count is not None else self.s.steps
         if isinstance(begin, int) and isinstance(end, int):
-            together = divisor(end - begin, self.s.steps)
+            together = divisor(end - begin, together)
             whole = (end - begin) % together == 0
-        return Iteration(together, whole, self._fetching(rows, lane, together))
+        else:
+            whole = together == 1 or self._walks_in(c, self.each_step * together)
+        return Iteration(together, whole, self._fetching(rows, lane))
 
     def _walks_in(self, c: int, n: int) -> bool:
         """Whether what a tile walks of a reduction class is always a multiple of `n`."""
         size = self.k.domain.sizes[c]
         return self.k.walks_in(c, n) if self.k.seen is not None and self.k.seen[0] == c else isinstance(size, int) and size % n == 0
 
-    def _fetching(self, rows: list[Index], lane: Index, together: int) -> Callable[[Number], None] | None:
-        """What fetches something at a step of the reduction that is the first of an iteration, for later; None if nothing does."""
-        found = [self._fetching_panel(rows[0], lane, together)] if self.s.fetch_ahead else []
+    def _fetching(self, rows: list[Index], lane: Index) -> Callable[[Number], None] | None:
+        """What fetches something at a step of the reduction, for later; None if nothing does."""
+        found = [self._fetching_panel(rows[0], lane)] if self.s.fetch_ahead else []
         if self.s.rows_ahead is not None and self.count is None:
-            found.append(self._fetching_rows(rows, lane, self.s.rows_ahead, together))
+            found.append(self._fetching_rows(rows, lane, self.s.rows_ahead))
 
         def fetch(i: Number) -> None:
             for one in found:
@@ -160,36 +160,27 @@ class Products:
 
         return fetch if found else None
 
-    def _fetching_rows(self, rows: list[Index], lane: Index, level: int, together: int) -> Callable[[Number], None]:
-        """What fetches a line of each row of the next register tile, in the steps that read one of this one: some rows at every few of them,
-        or all at once where these are an iteration, in which their addresses would take longer than they do.
-        """
+    def _fetching_rows(self, rows: list[Index], lane: Index, level: int) -> Callable[[Number], None]:
+        """What fetches a line of each row of the next register tile, in the steps that read one of this one: some rows at every few of them."""
         m, number, (begin, _) = self.e.math, 1 - self.r.along_lanes, self._range(self.r.reductions[0])
         self.env[self.r.reductions[0]] = Index(begin)
         place, first = self._operand_at(number, Index(m.add(rows[0].base, len(rows))), lane)
         _, second = self._operand_at(number, Index(m.add(rows[0].base, len(rows) + 1)), lane)
         stride, line = m.sub(second.base, first.base), LINE * 8 // place.element.width
-        steps = line // self.each_step
-        turns = steps // FETCH_STEPS if together < FETCH_STEPS else 1
+        turns = line // (self.each_step * FETCH_STEPS)
         each = -(-len(rows) // turns)
         begin = m.floordiv(begin, self.each_step)
 
-        def some(start: Number) -> None:
+        def fetch(i: Number) -> None:
+            turn = m.floordiv(m.sub(i, begin), FETCH_STEPS)
+            start = m.add(first.base, m.mul(m.floordiv(turn, turns), line))
+            start = m.add(start, m.mul(m.mod(turn, turns), m.mul(stride, each)))
             for k in range(each):
                 memref.prefetch(place.buffer, [m.value(m.add(start, m.mul(k, stride)))], False, 4 - level, True)
 
-        def fetch(i: Number) -> None:
-            done = m.sub(i, begin)
-            if turns == 1:
-                self._first_of(steps, done, together, lambda: some(m.add(first.base, m.mul(done, self.each_step))))
-                return
-            turn = m.floordiv(done, FETCH_STEPS)
-            start = m.add(first.base, m.mul(m.floordiv(turn, turns), line))
-            some(m.add(start, m.mul(m.mod(turn, turns), m.mul(stride, each))))
-
         return fetch
 
-    def _fetching_panel(self, row: Index, lane: Index, together: int) -> Callable[[Number], None]:
+    def _fetching_panel(self, row: Index, lane: Index) -> Callable[[Number], None]:
         """What fetches a part of the next panel, at a step of the reduction: each of the register tiles that
         read this one has its share of the lines, and some of those for a few steps.
 
@@ -212,12 +203,9 @@ class Products:
             alone = arith.cmpi(arith.CmpIPredicate.eq, m.value(tiles), m.value(1))
             start = arith.select(alone, m.value(m.add(at.base, AHEAD[self.s.fetch_level] // element)), start)
 
-        aligned = together % FETCH_STEPS == 0 and line % FETCH_STEPS == 0
-
         def fetch(i: Number) -> None:
-            done = m.sub(i, begin)
-            group = m.floordiv(done, FETCH_STEPS)
-            at = m.add(start, m.mul(m.mul(done, each), line // FETCH_STEPS) if aligned else m.mul(m.mul(group, each), line))
+            done = m.sub(i, begin)  # a multiple of FETCH_STEPS, but where an iteration has three or five steps and the like: lines are fetched about there
+            at = m.add(start, m.mul(m.mul(done, each), line // FETCH_STEPS))
 
             def some(n: int, most: int) -> None:
                 """Lines from the n-th on: those of a few tiles, and in branches those of fewer."""
@@ -226,17 +214,9 @@ class Products:
                 if most < lines:
                     less(self.e, most, each, lambda: some(most, 2 * most))
 
-            less(self.e, *((done, m.mul(left, FETCH_STEPS)) if aligned else (group, left)), lambda: some(0, 1))
+            less(self.e, done, m.mul(left, FETCH_STEPS), lambda: some(0, 1))
 
         return fetch
-
-    def _first_of(self, several: int, i: Number, together: int, build: Callable[[], None]) -> None:
-        """What is built in the iteration of steps `i`, ..., `i` + `together` - 1 that has the first of `several` steps."""
-        if together % several == 0:
-            build()
-            return
-        m = self.e.math
-        less(self.e, m.mod(i, several), 1 if several % together == 0 else together, build)
 
     def _in_blocks(self, classes: Sequence[int], acc: Values, step: Callable[[Number, Values], Values], shape: Iteration) -> Values:
         """The walk over the first of the classes. Long sums of f32 are put together from those of blocks: the error of a sum grows with its length."""
@@ -264,9 +244,10 @@ class Products:
         n, sets = len(acc), sets_of_sums(together, len(acc), self.s.apart)
 
         def some(i: Number, values: Values) -> Values:
-            if fetch is not None:
-                self._first_of(FETCH_STEPS, i, together, lambda: fetch(i))
             for u in range(together):
+                if fetch is not None and u % FETCH_STEPS == 0:  # with the first of the steps that share it
+                    place = m.mod(i, FETCH_STEPS) if together < FETCH_STEPS else 0
+                    less(e, place, 1 if FETCH_STEPS % together == 0 else together, lambda u=u: fetch(m.add(i, u)))
                 own = slice(u % sets * n, (u % sets + 1) * n)
                 values[own] = step(m.add(i, u), values[own])
             return values

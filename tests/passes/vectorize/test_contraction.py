@@ -134,10 +134,11 @@ def test_deep_sums(depth, target):
 
 @pytest.mark.parametrize("target,columns,accumulators,steps", [("skylake-avx512", 64, 16, 1), ("x86-64-v3", 48, 12, 4)])
 def test_sums_of_blocks_wait_outside_of_the_inner_loop(target, columns, accumulators, steps):
-    full = max(stages(symbolic_depth(64, columns), target)["asm"].split("\n.L"), key=lambda part: part.count("vfmadd"))
-    lines = full.splitlines()
+    asm = stages(symbolic_depth(64, columns), target)["asm"]
+    lines = max(asm.split("\n.L"), key=lambda part: part.count("vfmadd")).splitlines()
     products = [i for i, line in enumerate(lines) if "vfmadd" in line]
-    assert len(products) == accumulators * steps
+    # One iteration, and a step where the last one may be short.
+    assert len(products) == accumulators * steps and asm.count("vfmadd") == accumulators * (steps + (steps > 1))
     assert not any("rsp" in line or re.search(r"vmov\w+\s+%[yz]mm\d+, %[yz]mm", line) for line in lines[products[0] : products[-1]])
 
 
@@ -440,4 +441,4 @@ def test_lanes_that_are_converted_leave_registers_for_some_steps() -> None:
     texts = stages(kernel([("%x", x), ("%w", w)], op, [("%y", y)], [[200704, 3584, 64, 1]]), "znver3")
     full = max(texts["asm"].split("\n.L"), key=lambda part: part.count("vfmadd"))
     assert "columns=2" in texts["strategy"] and full.count("vfmadd") == 4 * 12
-    assert len(re.findall(r"\(%rsp\)[^\n]*ymm|ymm[^\n]*\(%rsp\)", full)) <= 4
+    assert not re.search(SPILL.replace("zmm", "ymm"), full)
