@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "lines", "depth", "group", "chunk", "near", "lanes_first", "groups_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "streams", "steps", "rows_copied", "rows_once", "overlapped", "reads_ahead", "rows_ahead", "results_ahead", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "lines", "depth", "kept", "group", "chunk", "near", "lanes_first", "groups_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "streams", "steps", "rows_copied", "rows_once", "overlapped", "reads_ahead", "rows_ahead", "results_ahead", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "in_turns", "stores_together", "grain")
 SEGMENTS_FIELDS = ("lanes", "unroll", "ahead", "blocks_outside", "grain")
 _FLAGS = ("lanes_first", "groups_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "reads_ahead", "results_ahead", "in_turns", "stores_together", "blocks_outside")
-_OR_NONE = ("lines", "depth", "chunk", "near", "rows_ahead")
+_OR_NONE = ("lines", "depth", "kept", "chunk", "near", "rows_ahead")
 _STACK = 1024 << 10
 """Bytes of sums between blocks of the reduction: they are on the stack of a thread."""
 
@@ -131,6 +131,8 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int, i
         new = replace(new, near=None)
     if new.depth is None and not new.tiles and "rows_copied" not in fields:
         new = replace(new, rows_copied=False)
+    if (new.depth is not None or new.turned) and "kept" not in fields:
+        new = replace(new, kept=None)
     if strategy.chunk is not None:
         new = _with_chunk(new, fields)
     if (new.depth is None and strategy.depth is not None or new.tiles and new.chunk is None) and "group" not in fields:
@@ -186,6 +188,8 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
         return f"rows={s.rows} is impossible for this kernel; valid: 16, or 32 (tile registers have 16 rows)"
     if s.depth is not None and (problem := _impossible_depth(kernel, model, s)):
         return f"depth={s.depth} is impossible for this kernel: {problem}"
+    if s.kept is not None and (problem := _impossible_kept(kernel, s)):
+        return f"kept={s.kept} is impossible for this kernel; valid: {problem}"
     if s.looped_epilogue and (s.dot is not None or s.tiles and not s.turned):
         return "looped_epilogue=true is impossible for this kernel; valid: false (its sums are in memory already)"
     if s.lines not in (None, model.lines):
@@ -279,6 +283,18 @@ def _impossible_depth(kernel: KernelFunction, model: ContractionStrategy, s: Con
     if (sums := s.rows * s.row_tiles * s.group * width * element) > _STACK:
         return f"rows, columns, row_tiles and group make {sums >> 10} KB of sums between blocks; valid: up to {_STACK >> 10} KB"
     return ""
+
+
+def _impossible_kept(kernel: KernelFunction, s: ContractionStrategy) -> str:
+    """The values that it can have."""
+    from ..vectorize.roles import roles
+
+    r = roles(kernel)
+    if not s.tiles or s.depth is not None or s.turned or len(r.reductions) > 1 or kernel.seen is not None:
+        return "none (it wants tiles, one reduction that is not cut, and results that are not transposed)"
+    row, length = tiles.row_length(kernel, r), known(kernel.domain.sizes[r.reductions[0]])
+    whole = length // row * row
+    return "" if s.kept % row == 0 and row <= s.kept < whole else f"multiples of {row} below {whole}, or none"  # type: ignore[operator]
 
 
 def _reads_ahead(s: ContractionStrategy) -> bool:

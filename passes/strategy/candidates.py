@@ -57,6 +57,8 @@ def _proposals(kernel: KernelFunction, target: Target, model: ContractionStrateg
         yield {"row_tiles": 7}
         if model.depth is not None:
             yield {"depth": model.depth * 3 // 2 // 32 * 32}
+        if model.kept is not None:
+            yield {"kept": None, "depth": model.kept * 2 // 3 // 32 * 32, "row_tiles": 8}
         if outer_only(kernel, r) and r.outer:
             yield {"lanes_first": not model.lanes_first}
         if model.lines is not None and isinstance(size, int):

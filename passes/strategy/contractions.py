@@ -54,6 +54,9 @@ class ContractionStrategy:
     neighbouring rows, which share the loads."""
     depth: int | None = None
     """Elements of the reduction in a block, where too few whole rows fit the second-level cache; on AMX, where a panel does not fit the first."""
+    kept: int | None = None
+    """Elements of the reduction, from the first one on, whose part of a panel stays in the first-level cache on AMX, while what is behind
+    them passes it by for each register tile; None: all."""
     group: int = 1
     """Lane blocks that are computed together then, so that they share a block of the rows in cache."""
     chunk: int | None = None
@@ -167,15 +170,19 @@ def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionSt
     width, row = columns * s.lanes, tiles.row_length(kernel, r)
     s.why["rows"], s.why["tiles"] = f"tile registers have 16 rows; {size} rows", f"words of {st.word(kernel.domain.anchor)} elements, the reduction in whole rows of {row}"
     depth, s.why["depth"] = tiles.depth(kernel.domain.sizes[s.words], width * tiles.element_bytes(kernel), row, size <= rows, target.caches)  # type: ignore[index, arg-type]
+    turned = contiguous_rows(kernel, r)
+    kept, s.why["kept"] = (None, "results are transposed") if turned else tiles.kept(kernel, r, rows, size, width * tiles.element_bytes(kernel), target.caches)
+    if kept is not None:
+        depth, s.why["depth"] = None, "a part of a panel is in the first-level cache, and the rest streams"
     first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)
     first = first and groups is None and (bool(r.outer) if joined is None else joined.rows > 32)
-    around = tiles.row_blocks(kernel, r, rows, first, joined, None if contiguous_rows(kernel, r) else depth, target.caches, s.why)
+    around = tiles.row_blocks(kernel, r, rows, first, joined, None if turned else depth, kept, target.caches, s.why)
     streams = tiles.streams(tiles.fetched_lines(width, around.row_tiles)) if around.fetch_ahead else 1
     s.why["streams"] = "of lines side by side, ahead of each of which the CPU's own prefetcher runs" if streams > 1 else "nothing is fetched, or a line at a time"
     if joined is not None:
         s = replace(s, lines=joined.lines, pitch=joined.pitch)
         s.why["lines"] = f"{joined.rows} rows instead of so many lines of {kernel.domain.sizes[r.row]}"  # type: ignore[index]
-    return replace(s, tiles=True, groups=groups, rows=rows, columns=columns, depth=depth, lanes_first=first, streams=streams, **asdict(around))
+    return replace(s, tiles=True, groups=groups, rows=rows, columns=columns, depth=depth, kept=kept, lanes_first=first, streams=streams, **asdict(around))
 
 
 def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy:

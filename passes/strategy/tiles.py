@@ -186,6 +186,27 @@ def depth(length: int, step: int, row: int, alone: bool, caches: Caches) -> tupl
     return (None if parts == 1 else -(-length // (row * parts)) * row), why
 
 
+def kept(kernel: KernelFunction, r: Roles, rows: int, size: object, step: int, caches: Caches) -> tuple[int | None, str]:
+    """Elements of the reduction that a panel, `step` bytes each, has in the first-level cache for good, where it is not cut though it does
+    not fit; None where it is cut, or fits. What is left comes from the second level for each register tile, as the rows do, and so it has to
+    be the smaller part; sums need not go there and back then. 512 x 768 x 768 takes 301 instead of 327 us, 512 x 1024 x 1024 501 instead of
+    585, 512 x 1280 x 1024 778 instead of 796 and 512 x 1536 x 1024 as long as before; but 128 x 768 x 768 3% longer, and 3072 columns 4%:
+    the second level has enough to do with panels from beyond it, each of which few register tiles read."""
+    length = kernel.domain.sizes[r.reductions[0]]
+    panel, most = known(length) * step, blocks.tile_kept_bytes(caches)
+    why = f"a panel has {panel >> 10} KB, of which {most >> 10} KB may stay in the first-level cache of {caches.first >> 10}"
+    if len(r.reductions) > 1 or r.outer or kernel.seen is not None or rows != 32 or not isinstance(length, int):
+        return None, "rows of tiles, one below the other, of a product that is not one of many"
+    if not blocks.tile_panel_bytes(caches) < panel <= 2 * most or not isinstance(size, int) or size < KEPT_ROW_TILES * rows:
+        return None, f"{why}; {size} rows"
+    row = row_length(kernel, r)
+    return min(most // (step * row), length // row - 1) * row, why
+
+
+KEPT_ROW_TILES = 8
+"""Register tiles of 32 rows that are worth it: 256 x 768 x 768 takes as long either way, 197 x 768 x 2304 1% longer."""
+
+
 @dataclass(frozen=True)
 class RowBlocks:
     """How a product on tiles reads its rows: fields of `ContractionStrategy`."""
@@ -199,9 +220,17 @@ class RowBlocks:
 
 
 def row_blocks(
-    kernel: KernelFunction, r: Roles, rows: int, lanes_first: bool, joined: Joined | None, depth: int | None, caches: Caches, why: dict[str, str]
+    kernel: KernelFunction,
+    r: Roles,
+    rows: int,
+    lanes_first: bool,
+    joined: Joined | None,
+    depth: int | None,
+    kept: int | None,
+    caches: Caches,
+    why: dict[str, str],
 ) -> RowBlocks:
-    """Choose for register tiles of `rows` rows, and blocks of the reduction of `depth` elements."""
+    """Choose for register tiles of `rows` rows, and blocks of the reduction of `depth` elements, or panels of which as many as `kept` stay near."""
     d = kernel.domain
     each = element_bytes(kernel)
     row_bytes = each * (product(r.reductions, d.sizes) if joined is None else joined.channels)
@@ -213,6 +242,8 @@ def row_blocks(
     if isinstance(size, int):
         tiles = max(-(-size // rows), 1)
         together, block = min(MOST_ROW_TILES if once else MOST_OF_TAPS, most), min(ONE_BLOCK if once else ONE_OF_TAPS, most * 3 // 2)
+        if kept is not None and panels <= MANY_PANELS:
+            together = block = min(ROW_TILES_OF_KEPT, most)
         if once and unaligned and panels >= FEW_PANELS and not lanes_first:  # a copy is worth more than what its size leaves out
             fit = max(_rows_to_copy(row_bytes) // rows, 1)
             together, block = min(together, fit), min(block, fit)
@@ -312,5 +343,8 @@ MOST_ROW_TILES, ONE_BLOCK = 8, 12
 """Register tiles of 32 rows that share a block of a panel. Each block comes from the second-level cache once for all of them, and their sums
 go there: 512 x 768 x 3072 takes 1,970 us with eight, 2,200 with 16 and 2,290 with four, 1024 x 768 x 3072 3,840 instead of 4,270, 512 x 512 x 512
 180 instead of 200. A few more had better be together, so that the panels are read once: 384 x 768 x 768 in 350 instead of 360 us."""
+ROW_TILES_OF_KEPT = 16
+"""The same where a panel is not cut, so that no sums go to the second level: 512 x 768 x 768 takes 304 us with 16, 334 with eight. Of many
+panels eight and a copy of the rows are better: 512 x 768 x 3072 1,231 instead of 1,304 us."""
 MOST_OF_TAPS, ONE_OF_TAPS = 5, 7
 """The same for several reductions, those of a convolution; and one less for a number of rows that is a symbol."""

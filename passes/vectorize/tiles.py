@@ -19,6 +19,9 @@ that overlaps the tile before, of which the epilogue takes what is new. Fewer ro
 where that is a symbol, there are functions for 8, 4, 2 and 1, each for its bit of the number. Of rows that are not worth a copy, what is left of k
 after steps of 32 is copied all the same, with zeros behind it. Denormals are flushed by the unit.
 
+A panel that is somewhat larger than the first-level cache need not be cut: its first part stays there (`kept`), and the rest is loaded past
+it for every 32 rows, by a second loop over k. Sums are in the scratch once then, instead of twice for each block.
+
 The epilogue is shared out to the steps of the 32 rows that follow (`overlapped`): vectors and unit work at the same time then, while a
 loop of its own after each register tile is too long for the CPU to look past it: 2048 x 512 x 256 takes 302 instead of 340 us.
 """
@@ -358,11 +361,11 @@ class Tiles(Contraction):
 
             return loop(e, *self._range(classes[0]), 1, acc, outer)
 
-        def step(word: Number, values: Values) -> Values:
+        def step(word: Number, values: Values, kept: bool = True) -> Values:
             m.enter()
             self.env[self.s.words] = Index(m.mul(word, self.each_step))  # type: ignore[index]
             load = (lambda row: self._copied_tile(row, word, block)) if self.copied < self.whole else (lambda row: self._row_tile(row, block))
-            out = self._multiply_tiles(rows, load, block, values)
+            out = self._multiply_tiles(rows, load, block, values, kept)
             if self.s.fetch_ahead:
                 self._fetch(word, m.sub(rows[0], block.begin), block, span)
             if pending is not None:
@@ -371,7 +374,11 @@ class Tiles(Contraction):
             m.leave()
             return out
 
-        return loop(e, span.begin, span.end, self.row_words, acc, step)
+        if self.s.kept is None:
+            return loop(e, span.begin, span.end, self.row_words, acc, step)
+        middle = self.s.kept // self.each_step
+        acc = loop(e, span.begin, middle, self.row_words, acc, step)
+        return loop(e, middle, span.end, self.row_words, acc, lambda word, values: step(word, values, kept=False))
 
     def _row_tile(self, row: Number, block: Block) -> ir.Value:
         """Of the rows from `row` on, at this k."""
@@ -387,13 +394,14 @@ class Tiles(Contraction):
         kind, stride = tile(self.height, self.row_length, str(self.copy.element)), self.e.math.value(self.row_length)
         return load_once(kind, self.copy, self._copy_of(row, block.begin, word), stride)
 
-    def _panel_tile(self, j: int, block: Block) -> ir.Value:
-        """Of the packed operand at this k: the `j`-th of the block's tiles."""
+    def _panel_tile(self, j: int, block: Block, kept: bool) -> ir.Value:
+        """Of the packed operand at this k: the `j`-th of the block's tiles, which is `kept` in the first-level cache."""
         m = self.e.math
         place, at = self._operand_at(self.r.along_lanes, Index(0), Index(m.add(block.first, j * SIDE)))
-        return x86.amx_tile_load(tile(self.row_words, self.each_step * self.side, str(place.element)), place.buffer, [m.value(at.base)], stride=m.value(place.strides[-3]))
+        kind, where, stride = tile(self.row_words, self.each_step * self.side, str(place.element)), m.value(at.base), m.value(place.strides[-3])
+        return x86.amx_tile_load(kind, place.buffer, [where], stride=stride) if kept else load_once(kind, place, where, stride)
 
-    def _multiply_tiles(self, rows: list[Number], load: Callable[[Number], ir.Value], block: Block, acc: Values) -> Values:
+    def _multiply_tiles(self, rows: list[Number], load: Callable[[Number], ir.Value], block: Block, acc: Values, kept: bool = True) -> Values:
         """Each tile is loaded right before the first product that needs it: the unit starts with two of four."""
         panel: dict[int, ir.Value] = {}
         out: Values = []
@@ -403,7 +411,7 @@ class Tiles(Contraction):
             a = load(row)
             for j in range(block.columns):
                 if j not in panel:
-                    panel[j] = self._panel_tile(j, block)
+                    panel[j] = self._panel_tile(j, block, kept)
                 out.append(words.multiply_tiles(acc[len(out)], (a, unsigned[0]), (panel[j], unsigned[1])))
         return out
 

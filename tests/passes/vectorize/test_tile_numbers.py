@@ -80,6 +80,8 @@ MODELS = [
     (torch.nn.Linear(640, 33), (45, 640)),
     (torch.nn.Linear(1024, 64), (160, 1024)),
     (torch.nn.Linear(96, 64), (13, 96)),
+    (torch.nn.Linear(570, 33), (257, 570)),
+    (torch.nn.Linear(1130, 72), (301, 1130)),  # a panel that is not cut though it is larger, in parts, and what is left of k
     (torch.nn.Linear(70, 161), (5, 33, 70)),  # what is left of k, and rows that begin within a line
     (torch.nn.Linear(13, 40), (50, 13)),
     (torch.nn.Linear(512, 400), (130, 512)),  # rows that are copied

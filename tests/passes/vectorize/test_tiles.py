@@ -220,7 +220,7 @@ def test_tiles_are_configured_once_and_not_spilled() -> None:
 @pytest.mark.parametrize(
     ("rows", "depth", "columns", "tiles", "copied"),
     [
-        (128, 768, 768, 4, False), (128, 768, 3072, 4, True), (384, 768, 768, 12, False), (512, 768, 3072, 8, True), (512, 1024, 1024, 8, False),
+        (128, 768, 768, 4, False), (128, 768, 3072, 4, True), (384, 768, 768, 12, False), (512, 768, 768, 16, False), (512, 768, 3072, 8, True), (512, 1024, 1024, 16, False),
         (512, 3072, 768, 4, False), (384, 769, 3072, 6, True), (512, 1000, 1024, 6, True),
     ],
 )  # fmt: skip
@@ -290,6 +290,31 @@ def test_a_long_reduction_is_cut_so_that_the_panel_stays_in_the_first_level() ->
     # Of each shape of block, the first part begins with zeros, the last one is followed by the epilogue.
     assert sorted(loop.count("tdpbf16ps") for loop in _loops(functions["k_tiles16"])) == sorted(3 * [1, 2, 2, 4])
     assert functions["k_tiles16"].count("tilestored") == 3 * 9
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "kept", "cut"),
+    [(256, 512, None, None), (256, 768, 576, None), (255, 768, None, 384), (512, 800, 576, None), (512, 570, 512, None), (512, 1152, 576, None), (512, 1184, None, 320)],
+)
+def test_a_panel_that_is_somewhat_too_large_is_not_cut_for_many_rows(rows: int, depth: int, kept: int | None, cut: int | None) -> None:
+    """576 elements of a panel of 32 columns are 36 of 48 KB."""
+    text = LINEAR.replace("x96xbf16", f"x{depth}xbf16").replace("3x48x", f"3x{-(-depth // 32) * 16}x").replace("70x", f"{rows}x")
+    chosen = strategy(text, dataclasses.replace(Target.parse("sapphirerapids"), caches=Caches(48 << 10, 12, 2 << 20)))
+    assert isinstance(chosen, ContractionStrategy) and (chosen.kept, chosen.depth) == (kept, cut), chosen.why
+
+
+def test_what_is_kept_of_a_panel_is_loaded_to_stay_and_the_rest_past_it() -> None:
+    text = LINEAR.replace("70x", "64x").replace("80", "64").replace("3x48x", "2x48x")
+    functions = _asm(text, adjustment=Adjustment((("kept", 64),), pinned=True))
+    first, second = (loop for loop in _loops(functions["k_tiles16"]) if loop.count("tdpbf16ps") == 4)
+    assert [part[: part.rindex("tdpbf16ps")].count("tileloaddt1") for part in (first, second)] == [2, 4]
+    assert functions["k_tiles16"].count("tilestored") == 4 and functions["k_tiles16"].count("ldtilecfg") == 1
+
+
+@pytest.mark.parametrize("fields", [{"kept": 96}, {"kept": 48}, {"kept": 32, "depth": 32}])
+def test_what_cannot_be_kept_is_an_error(fields: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match="kept=.*is impossible for this kernel; valid: (multiples of 32 below 96, or none|none)"):
+        _asm(LINEAR, adjustment=Adjustment(tuple(fields.items()), pinned=True))
 
 
 def test_rows_that_the_second_level_has_no_room_for_are_read_in_chunks() -> None:
