@@ -162,7 +162,7 @@ def _chain(
 
 def _without_blocks(strategies: Sequence[Strategy]) -> list[Strategy]:
     """With the reductions of products on tiles walked at once, behind the first of them: of some columns nobody knows how many blocks they are."""
-    plain = {"overlapped": False, "fetch_ahead": False, "streams": 1, "depth": None, "group": 1, "rows_copied": False}
+    plain = {"overlapped": False, "fetch_ahead": False, "streams": 1, "depth": None, "kept": None, "group": 1, "rows_copied": False}
     return [replace(s, **plain) if n and isinstance(s, ContractionStrategy) and s.tiles else s for n, s in enumerate(strategies)]  # type: ignore[arg-type]
 
 
