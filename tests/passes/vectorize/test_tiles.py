@@ -298,7 +298,7 @@ def test_a_long_reduction_is_cut_so_that_the_panel_stays_in_the_first_level() ->
 )
 def test_a_panel_that_is_somewhat_too_large_is_not_cut_for_many_rows(rows: int, depth: int, kept: int | None, cut: int | None) -> None:
     """576 elements of a panel of 32 columns are 36 of 48 KB."""
-    text = LINEAR.replace("x96xbf16", f"x{depth}xbf16").replace("3x48x", f"3x{-(-depth // 32) * 16}x").replace("70x", f"{rows}x")
+    text = LINEAR.replace("70x", f"{rows}x").replace("x96xbf16", f"x{depth}xbf16").replace("3x48x", f"3x{-(-depth // 32) * 16}x")
     chosen = strategy(text, dataclasses.replace(Target.parse("sapphirerapids"), caches=Caches(48 << 10, 12, 2 << 20)))
     assert isinstance(chosen, ContractionStrategy) and (chosen.kept, chosen.depth) == (kept, cut), chosen.why
 
