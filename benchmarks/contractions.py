@@ -10,7 +10,8 @@ are unsigned bytes with a zero point, weights signed ones with a scale for each 
 With `--epilogue` the layers have a bias and that function of the result, or add a tensor to it; the bare product is timed beside them, and
 `over bare` is what the epilogue costs.
 The limit is that of the units or of the stream of weights, activations and results, whichever takes longer, both measured
-between the contestants (`benchmarks.limits`).
+between the contestants (`benchmarks.limits`). Hot weights are read as fast as a buffer of their size, which stays in the caches that
+have room for it; activations and results as fast as one that the second-level cache has.
 
 `MLIRC_OPTIONS=target=znver3` makes code for AVX2, here and for the limit; to the libraries `ONEDNN_MAX_CPU_ISA=AVX2` and
 `MKL_ENABLE_INSTRUCTIONS=AVX2` say the same.
@@ -22,9 +23,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import geometric_mean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from .limits import Probe
 
 SHAPES: dict[str, list[tuple[int, int]]] = {
     "bert_base": [(768, 768), (768, 3072), (3072, 768)],
@@ -188,24 +192,41 @@ class Limits:
         from . import limits
 
         self.units = {d: limits.units(d) for d in ("f32", "bf16", "i8")}
-        self.streams = {"cache": limits.read(512 << 10), "memory": limits.read(256 << 20)}
+        self.streams = {size: limits.read(size) for size in (NEAR, OF_SEVERAL, FAR)}
 
-    def calls(self, dtype: str, cold: bool) -> dict[str, Callable[[], Any]]:
-        """What is to be timed for layers of this kind."""
-        streams = ("cache", "memory") if cold else ("cache",)
-        return {"units": self.units[dtype].run, **{s: self.streams[s].run for s in streams}}
+    def calls(self, nbytes: int, dtype: str, cold: bool = False) -> dict[str, Callable[[], Any]]:
+        """What is to be timed for layers of this kind, with weights of so many bytes."""
+        return {"units": self.units[dtype].run, "near": self.stream(NEAR).run, "weights": self.stream(FAR if cold else nbytes).run}
 
     def seconds(self, k: int, n: int, rows: int, dtype: str, cold: bool, threads: int, taken: dict[str, float]) -> float:
         """The least time of one layer, where the calls have `taken` so many seconds."""
         size, out = {"f32": (4, 4), "bf16": (2, 2), "i8": (1, 4)}[dtype]
-        cache = taken["cache"] / self.streams["cache"].amount
-        memory = taken["memory"] / self.streams["memory"].amount if cold else cache
-        stream = k * n * size * memory + rows * (k * size + n * out) * cache
+        near = taken["near"] / self.stream(NEAR).amount
+        weights = taken["weights"] / self.stream(FAR if cold else k * n * size).amount
+        stream = k * n * size * weights + rows * (k * size + n * out) * near
         return max(2 * rows * k * n * taken["units"] / self.units[dtype].amount / threads, stream)
 
+    def stream(self, nbytes: int) -> Probe:
+        """Reads as many bytes over and over, in whole steps of `NEAR`: where they stay, weights do."""
+        from . import limits
+
+        size = min(-(-nbytes // NEAR) * NEAR, FAR)
+        if size not in self.streams:
+            self.streams = {known: self.streams[known] for known in (NEAR, OF_SEVERAL, FAR)}  # others have had their turn
+            self.streams[size] = limits.read(size)
+        return self.streams[size]
+
     def __str__(self) -> str:
-        of = {d: probe.rate(0.2) / 1e9 for d, probe in (self.units | self.streams).items()}
-        return f"limits of one core: f32 {of['f32']:.0f}, bf16 {of['bf16']:.0f} GF/s, i8 {of['i8']:.0f} GOP/s; reading from L2 {of['cache']:.0f}, from memory {of['memory']:.0f} GB/s"
+        of = {d: probe.rate(0.2) / 1e9 for d, probe in self.units.items()}
+        near, several, far = (self.stream(size).rate(0.2) / 1e9 for size in (NEAR, OF_SEVERAL, FAR))
+        return (
+            f"limits of one core: f32 {of['f32']:.0f}, bf16 {of['bf16']:.0f} GF/s, i8 {of['i8']:.0f} GOP/s; "
+            f"reading {NEAR >> 10} KB {near:.0f}, {OF_SEVERAL >> 20} MB {several:.0f}, {FAR >> 20} MB {far:.0f} GB/s"
+        )
+
+
+NEAR, OF_SEVERAL, FAR = 512 << 10, 4 << 20, 256 << 20
+"""Bytes that are read over and over: what a second-level cache has room for; weights of a layer, which many have not; and memory."""
 
 
 def measure(
@@ -235,7 +256,7 @@ def measure(
             expected = torch.nn.functional.linear(inputs[0].double(), weight.double(), module.bias.double() if epilogue else None)
             expected = _applied(epilogue or "bias", expected, inputs[-1])
         row["error"] = (calls["mlirc"]()[0].double() - expected).abs().max().item()
-        limiting = limits.calls(dtype, cold)
+        limiting = limits.calls(weight.numel() * weight.element_size(), dtype, cold)
         times = alternate({**calls, **limiting}, seconds)
     for name in calls:
         row[f"{name} us"] = 1e3 * median_ms(times[name]) / layers

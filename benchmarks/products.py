@@ -2,8 +2,8 @@
 
 Beside `benchmarks.contractions`, whose products are with a weight. A contestant computes `COPIES` products of tensors of their own in
 one graph. The library is what eager mode calls (`torch.bmm`: MKL, oneDNN); transposed operands are views, as attention has them. The
-limit is that of the units or of the stream of operands and results through the second-level cache, whichever takes longer, both measured
-between the contestants.
+limit is that of the units or of the stream of operands and results, as fast as a buffer of the operands' size is read over and over,
+whichever takes longer, both measured between the contestants.
 """
 
 from __future__ import annotations
@@ -60,17 +60,18 @@ def measure(shape: tuple[int, int, int, int, bool], dtype: str, seconds: float, 
     with torch.no_grad():
         call = ours(module, operands)
         row["error"] = (call()[0].double() - operands[0].double() @ operands[1].double()).abs().max().item()
-        limiting = limits.calls(dtype, cold=False)
+        read = batch * (m * k + k * n) * operands[0].element_size()
+        limiting = limits.calls(read, dtype)
         times = alternate({"mlirc": call, "library": lambda: module(*operands), **limiting}, seconds)
     for name in ("mlirc", "library"):
         row[f"{name} us"] = 1e3 * median_ms(times[name]) / COPIES
     row["ratio"] = median(a / b for a, b in zip(times["library"], times["mlirc"]))
-    size, bytes_rate = operands[0].element_size(), limits.streams["cache"].amount
+    size, bytes_rate = operands[0].element_size(), limits.stream(read).amount
     threads = torch.get_num_threads()
     of_limit = []
     for i, taken in enumerate(times["mlirc"]):
         units = 2 * batch * m * k * n * times["units"][i] / limits.units[dtype].amount
-        stream = batch * (m * k + k * n + m * n) * size * times["cache"][i] / bytes_rate
+        stream = batch * (m * k + k * n + m * n) * size * times["weights"][i] / bytes_rate
         of_limit.append(COPIES * max(units, stream) / threads / taken)
     row["of limit"] = median(of_limit)
     row["gflops"] = 2e-3 * batch * m * k * n / row["mlirc us"]

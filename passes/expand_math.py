@@ -30,10 +30,13 @@ from ..dialects.math_expansions import (
     power,
     remainder,
     rounding,
+    scaled,
     trigonometric,
 )
 from ..dialects.math_expansions.num import F32, Num, constants_at_start_of, element_type, with_element
-from ..dialects.mlir import arith, ir
+from ..dialects.mlir import arith, ir, vector
+from .even_odd import ANY_ORDER
+from .round_in_place import FLUSHED
 
 if TYPE_CHECKING:
     from ..lowering.target import Target
@@ -107,6 +110,12 @@ COARSE: dict[str, Expansion] = {
 PIECEWISE: dict[str, Expansion] = {"math.tanh": piecewise.tanh, "mlirc.gelu": piecewise.gelu}
 """The same for vectors of f32 that fill a register of AVX-512."""
 
+SCALED: dict[str, Expansion] = {"math.exp": scaled.exp, "mlirc.softmax_exp": scaled.exp_to_one, "mlirc.coarse_softmax_exp": scaled.coarse_exp_to_one}
+"""The same for those that fill one or two."""
+
+NEXT_TO_NOTHING = {"mlirc.coarse_softmax_exp"}
+"""Ops whose results may be zero where they are denormal."""
+
 _KEEPS_RELATIVE_ERROR = {"arith.mulf", "arith.divf", "arith.select", "arith.negf", "math.absf"}
 
 
@@ -115,7 +124,7 @@ def expand_math(module: ir.Module, target: Target | None = None) -> None:
 
     Without a target, by instructions that all targets have.
     """
-    piecewise_too = target is not None and target.has_avx512
+    avx512 = target is not None and target.has_avx512
     found: list[ir.Operation] = []
 
     def collect(op: ir.Operation) -> ir.WalkResult:
@@ -130,22 +139,42 @@ def expand_math(module: ir.Module, target: Target | None = None) -> None:
             if found:
                 with constants_at_start_of(function.regions[0].blocks[0]):
                     for op in found:
-                        _expand(op, piecewise_too)
+                        _expand(op, avx512)
 
 
-def _expand(op: ir.Operation, piecewise_too: bool) -> None:
+def _expand(op: ir.Operation, avx512: bool) -> None:
     with ir.InsertionPoint(op), op.location:
         table = EXPANSIONS
         if op.name in COARSE and ends_in_bf16(op):
             table = COARSE
-        elif piecewise_too and op.name in PIECEWISE and piecewise.fits(op.operands[0].type):
+        elif avx512 and op.name in PIECEWISE and scaled.fits(op.operands[0].type):
             table = PIECEWISE
+        elif avx512 and op.name in SCALED and scaled.fits(op.operands[0].type, registers=2):
+            table = {op.name: _by_registers(SCALED[op.name])}
         expanded = table[op.name](*(_at_least_f32(operand) for operand in op.operands))
         results = expanded if isinstance(expanded, tuple) else (expanded,)
+        if op.name in NEXT_TO_NOTHING:
+            results[0].value.owner.attributes[FLUSHED] = ir.UnitAttr.get()
         for old, new in zip(op.results, results, strict=True):
             narrow = old.type != new.type
             old.replace_all_uses_with(arith.TruncFOp(old.type, new.value).result if narrow else new.value)
     op.erase()
+
+
+def _by_registers(function: Expansion) -> Expansion:
+    """The same for vectors of one or two registers, in whatever order the lanes are (see `even_odd`)."""
+
+    def halves(x: Num) -> Num:
+        if scaled.fits(x.type):
+            return function(x)  # type: ignore[return-value]
+        kind, lanes = ir.VectorType.get([scaled.LANES], x.type.element_type), 2 * scaled.LANES
+        parts = [vector.extract_strided_slice(kind, x.value, [at], [scaled.LANES], [1]) for at in range(0, lanes, scaled.LANES)]
+        joined = vector.shuffle(*(function(Num(part)).value for part in parts), list(range(lanes)))  # type: ignore[union-attr]
+        for made in (*parts, joined):
+            made.owner.attributes[ANY_ORDER] = ir.UnitAttr.get()
+        return Num(joined)
+
+    return halves
 
 
 def ends_in_bf16(op: ir.Operation) -> bool:

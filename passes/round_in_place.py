@@ -12,7 +12,7 @@ of 16-bit numbers to 32 bits (VNNI), one instruction adds both 0x7fff and the la
     vpternlogd  t = x & 0x10000 | 0x7fff
     vpdpwssd    x = x + t.low * 1 + t.high * 1
 
-Sums of AMX tiles, which has flushed them, are narrowed by vcvtne2ps2bf16 after all. NaNs with bits in their lower half, which the addition
+Sums of AMX tiles, which has flushed them, and the exponentials of a softmax are narrowed by vcvtne2ps2bf16 after all. NaNs with bits in their lower half, which the addition
 would carry upwards, are looked for at each rounding; where all of them come from what is loaded outside of the loops that round (a norm's
 parameters), they are made ordinary there.
 
@@ -44,9 +44,9 @@ _KEEP_EXACT = {
 
 NAN = 0x7FC00000
 FLUSHED = "mlirc.flushed"
-"""On a load of f32 in order: there are no denormals, which the CPU's instruction would make zero."""
+"""On a load of f32 in order, or on other f32: there are no denormals, which the CPU's instruction would make zero, or they may be zero."""
 NARROWED = "mlirc.narrowed"
-"""On that instruction: its results are in order."""
+"""On that instruction, of what was loaded: its results are in order."""
 
 
 def round_in_place(module: ir.Module, target: Target) -> None:
@@ -108,21 +108,30 @@ _LOADS = ("memref.load", "vector.load", "vector.maskedload")
 
 
 def _narrow(op: ir.Operation, dead: list[ir.Operation]) -> bool:
-    """Round sums that AMX has flushed by the CPU's own instruction; whether they are such."""
-    load = op.operands[0].owner
-    if isinstance(load, ir.Block) or FLUSHED not in load.operation.attributes:
+    """Round numbers without denormals, or of which nobody wants any, by the CPU's own instruction; whether they are such."""
+    x, kind = op.operands[0], op.results[0].type
+    source = x.owner
+    if isinstance(source, ir.Block) or FLUSHED not in source.operation.attributes or not isinstance(kind, ir.VectorType):
         return False
-    buffer, at = load.operation.operands
-    kind, lanes = ir.VectorType.get([HALF], ir.F32Type.get()), op.operands[0].type.shape[0]
-    if lanes not in (HALF, 2 * HALF):
+    loaded, lanes = source.operation.name in _LOADS, kind.shape[0]
+    if lanes == HALF:
+        narrow = llvm.call_intrinsic(kind, "llvm.x86.avx512bf16.cvtneps2bf16.512", [x], [], [])
+    elif loaded and lanes == 2 * HALF:
+        narrow = llvm.call_intrinsic(kind, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", _halves(source.operation)[::-1], [], [])
+    else:
         return False
-    parts = [vector.load(kind, buffer, [arith.addi(at, builders.index(n)) if n else at]) for n in range(0, lanes, HALF)]
-    name = "llvm.x86.avx512bf16.cvtneps2bf16.512" if lanes == HALF else "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
-    narrow = llvm.call_intrinsic(op.results[0].type, name, parts[::-1], [], [])
-    narrow.owner.attributes[NARROWED] = ir.UnitAttr.get()
+    if loaded:
+        narrow.owner.attributes[NARROWED] = ir.UnitAttr.get()
     op.results[0].replace_all_uses_with(narrow)
     dead.append(op)
     return True
+
+
+def _halves(load: ir.Operation) -> list[ir.Value]:
+    """The same memory in two registers."""
+    buffer, at = load.operands
+    kind = ir.VectorType.get([HALF], ir.F32Type.get())
+    return [vector.load(kind, buffer, [where]) for where in (at, arith.addi(at, builders.index(HALF)))]
 
 
 HALF = 16

@@ -20,13 +20,7 @@ from dataclasses import dataclass
 from ..mlir import ir, llvm
 from .exponential import EXPM1, LN2, split
 from .num import Num, constant, copysign, fma, polynomial, select
-
-LANES = 16
-
-
-def fits(kind: ir.Type) -> bool:
-    """Whether a type is that of a register of 16 f32."""
-    return isinstance(kind, ir.VectorType) and kind.shape == [LANES] and isinstance(kind.element_type, ir.F32Type)
+from .scaled import LANES
 
 
 @dataclass(frozen=True)

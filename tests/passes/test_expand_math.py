@@ -22,7 +22,7 @@ from mlirc.dialects.mlir import PassManager, ir
 from mlirc.lowering.codegen import emit_assembly, emit_object, undefined_symbols
 from mlirc.lowering.target import Target
 from mlirc.lowering.to_llvm import lower_to_llvm_ir
-from mlirc.passes.expand_math import EXPANSIONS, PIECEWISE, expand_math
+from mlirc.passes.expand_math import EXPANSIONS, PIECEWISE, SCALED, expand_math
 
 TO_LLVM = "builtin.module(canonicalize,cse,convert-scf-to-cf,convert-to-llvm,reconcile-unrealized-casts)"
 
@@ -62,23 +62,25 @@ class MemRef(ctypes.Structure):
 
 
 @functools.cache
-def compiled(name: str, kind: str, lanes: int, operands: int, results: int) -> ExecutionEngine:
+def compiled(name: str, kind: str, lanes: int, operands: int, results: int, target: Target | None) -> ExecutionEngine:
     with ir.Context():
         own.load()
         module = ir.Module.parse(loop(name, kind, lanes, operands, results))
-        expand_math(module)
+        expand_math(module, target)
         PassManager.parse(TO_LLVM).run(module.operation)
         return ExecutionEngine(module)
 
 
-def apply(name: str, *inputs: np.ndarray, lanes: int | None = None, results: int = 1) -> np.ndarray | tuple[np.ndarray, ...]:
-    """`math.<name>`, or a name with a dialect's, of arrays; a vector is 64 bytes unless told otherwise."""
+def apply(
+    name: str, *inputs: np.ndarray, lanes: int | None = None, results: int = 1, target: Target | None = None
+) -> np.ndarray | tuple[np.ndarray, ...]:
+    """`math.<name>`, or a name with a dialect's, of arrays, by instructions of all CPUs or a target's; a vector is 64 bytes unless told otherwise."""
     kind = {"float32": "f32", "float64": "f64", "int32": "i32", "int64": "i64"}[inputs[0].dtype.name]
     lanes = 64 // inputs[0].itemsize if lanes is None else lanes
     size = inputs[0].size
     padded = [np.concatenate([a, np.zeros(-size % max(lanes, 1), a.dtype)]) for a in inputs]
     padded += [np.empty_like(padded[0]) for _ in range(results)]
-    engine = compiled(name if "." in name else f"math.{name}", kind, lanes, len(inputs), results)
+    engine = compiled(name if "." in name else f"math.{name}", kind, lanes, len(inputs), results, target)
     slots = [ctypes.pointer(ctypes.pointer(MemRef(a.ctypes.data, a.ctypes.data, 0, a.size, 1))) for a in padded]
     engine.invoke("k", *slots)
     outputs = tuple(a[:size] for a in padded[len(inputs) :])
@@ -174,6 +176,26 @@ def test_the_exp_of_a_softmax(name):
     assert (np.abs(y[near] / exact - 1) <= 2**-18).all() if name.startswith("coarse") else (ulps(y[near], exact) <= 1).all()
     assert (y[x == 0] == 1).all()
     assert (y[x < -87] == 0).all() and np.isnan(y[np.isnan(x)]).all()
+
+
+@pytest.mark.skipif(not Target.host().has_avx512, reason="the CPU lacks AVX-512")
+@pytest.mark.parametrize("name, bound", [("exp", 1.0), ("mlirc.softmax_exp", 1.0), ("mlirc.coarse_softmax_exp", None)])
+def test_exponentials_that_avx512_scales(name, bound):
+    """No further away than those of other targets, and subnormal results are there."""
+    x = arguments(np.float32, 1 << 17)
+    x = x if name == "exp" else -np.abs(x)
+    y = apply(name, x, target=Target.host())
+    with np.errstate(all="ignore"):
+        exact = np.exp(x.astype(np.float64))
+    assert (y[x == 0] == 1).all() and (y[x < -105] == 0).all()
+    if bound is None:
+        relative = np.select([x < -87, x < -16], [2**-16, 2**-17], 2**-18)
+        far = np.abs(y - exact) > relative * exact + 2**-149
+        assert not (far & ~np.isnan(x)).any() and np.isnan(y[np.isnan(x)]).all()
+    else:
+        error = ulps(y, exact)
+        worst = np.argmax(error)
+        assert error[worst] <= bound, f"{error[worst]:.3f} ulp at {x[worst]!r}"
 
 
 @pytest.mark.sweep
@@ -447,3 +469,18 @@ def test_coefficients_are_read_from_registers(name, cpu, lanes, picks):
         code = emit_assembly(lower_to_llvm_ir(module), Target.parse(cpu))
     assert len(re.findall(r"\bvperm(?:ps|d)\b.*zmm", code)) == picks
     assert bool(re.search(r"\bvdivps\b", code)) != bool(picks)
+
+
+@pytest.mark.parametrize("name", sorted(SCALED))
+@pytest.mark.parametrize("cpu, lanes, registers", [("znver4", 16, 1), ("skylake-avx512", 32, 2), ("znver4", 8, 0), ("x86-64-v3", 16, 0)])
+def test_powers_of_two_are_put_together_by_one_instruction(name, cpu, lanes, registers):
+    """Of a register; nothing is compared or selected then, but what is out of range in `exp`, which min and max keep in it."""
+    with ir.Context():
+        own.load()
+        module = ir.Module.parse(loop(name, "f32", lanes, 1))
+        expand_math(module, Target.parse(cpu))
+        assert module.operation.verify()
+        code = emit_assembly(lower_to_llvm_ir(module), Target.parse(cpu))
+    assert len(re.findall(r"\bvscalefps\b.*zmm", code)) == registers
+    assert bool(re.search(r"\bv(pslld|cmp\w*ps)\b", code)) != bool(registers)
+    assert len(re.findall(r"\bvreduceps\b", code)) == (registers if "coarse" in name else 0)

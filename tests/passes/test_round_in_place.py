@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mlirc.dialects import own
 from mlirc.dialects.mlir import ir
 from mlirc.lowering.target import Target
+from mlirc.passes.expand_math import expand_math
 from mlirc.passes.round_in_place import round_in_place
 from mlirc.tests.frontend.elementwise import matches
 
@@ -138,6 +140,26 @@ def test_sums_without_denormals_are_narrowed_by_the_instruction(lanes, name, tar
             (behind,) = re.findall(r"%(\S+) = arith.addi", str(module))
             (second,) = re.findall(rf"%(\S+) = vector.load %arg0\[%{behind}\]", str(module))
             assert re.search(rf"cvtne2ps2bf16.512\"\(%{second}, ", str(module))
+
+
+@pytest.mark.parametrize(("lanes", "narrowed"), [(16, True), (32, False)])
+def test_exponentials_of_a_softmax_are_narrowed_by_the_instruction(lanes, narrowed):
+    """Those of one register: of two, lanes may be in another order."""
+    text = f"""
+    func.func @k(%m: memref<?xf32>, %i: index, %o: memref<?xbf16>) {{
+      %x = vector.load %m[%i] : memref<?xf32>, vector<{lanes}xf32>
+      %e = "mlirc.coarse_softmax_exp"(%x) : (vector<{lanes}xf32>) -> vector<{lanes}xf32>
+      %r = arith.truncf %e : vector<{lanes}xf32> to vector<{lanes}xbf16>
+      vector.store %r, %o[%i] : memref<?xbf16>, vector<{lanes}xbf16>
+      return
+    }}"""
+    with ir.Context():
+        own.load()
+        module = ir.Module.parse(text)
+        expand_math(module, Target.parse("znver4"))
+        round_in_place(module, Target.parse("znver4"))
+        assert module.operation.verify()
+        assert ("cvtneps2bf16" in str(module)) == narrowed and "cvtne2" not in str(module)
 
 
 def test_all_bit_patterns():
