@@ -19,6 +19,7 @@ have room for it; activations and results as fast as one that the second-level c
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -192,7 +193,6 @@ class Limits:
         from . import limits
 
         self.units = {d: limits.units(d) for d in ("f32", "bf16", "i8")}
-        self.streams = {size: limits.read(size) for size in (NEAR, OF_SEVERAL, FAR)}
 
     def calls(self, nbytes: int, dtype: str, cold: bool = False) -> dict[str, Callable[[], Any]]:
         """What is to be timed for layers of this kind, with weights of so many bytes."""
@@ -208,13 +208,7 @@ class Limits:
 
     def stream(self, nbytes: int) -> Probe:
         """Reads as many bytes over and over, in whole steps of `NEAR`: where they stay, weights do."""
-        from . import limits
-
-        size = min(-(-nbytes // NEAR) * NEAR, FAR)
-        if size not in self.streams:
-            self.streams = {known: self.streams[known] for known in (NEAR, OF_SEVERAL, FAR)}  # others have had their turn
-            self.streams[size] = limits.read(size)
-        return self.streams[size]
+        return _reading(min(-(-nbytes // NEAR) * NEAR, FAR))
 
     def __str__(self) -> str:
         of = {d: probe.rate(0.2) / 1e9 for d, probe in self.units.items()}
@@ -223,6 +217,13 @@ class Limits:
             f"limits of one core: f32 {of['f32']:.0f}, bf16 {of['bf16']:.0f} GF/s, i8 {of['i8']:.0f} GOP/s; "
             f"reading {NEAR >> 10} KB {near:.0f}, {OF_SEVERAL >> 20} MB {several:.0f}, {FAR >> 20} MB {far:.0f} GB/s"
         )
+
+
+@functools.lru_cache(maxsize=3)
+def _reading(size: int) -> Probe:
+    from . import limits
+
+    return limits.read(size)
 
 
 NEAR, OF_SEVERAL, FAR = 512 << 10, 4 << 20, 256 << 20

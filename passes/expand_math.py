@@ -162,7 +162,7 @@ def _expand(op: ir.Operation, avx512: bool) -> None:
 
 
 def _by_registers(function: Expansion) -> Expansion:
-    """The same for vectors of one or two registers, in whatever order the lanes are (see `even_odd`)."""
+    """The same for vectors of one or two registers, whose lanes may be in any order (see `even_odd`)."""
 
     def halves(x: Num) -> Num:
         if scaled.fits(x.type):

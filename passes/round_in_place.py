@@ -12,9 +12,10 @@ of 16-bit numbers to 32 bits (VNNI), one instruction adds both 0x7fff and the la
     vpternlogd  t = x & 0x10000 | 0x7fff
     vpdpwssd    x = x + t.low * 1 + t.high * 1
 
-Sums of AMX tiles, which has flushed them, and the exponentials of a softmax are narrowed by vcvtne2ps2bf16 after all. NaNs with bits in their lower half, which the addition
-would carry upwards, are looked for at each rounding; where all of them come from what is loaded outside of the loops that round (a norm's
-parameters), they are made ordinary there.
+Sums of AMX tiles, which has flushed them, are narrowed by vcvtne2ps2bf16 after all, and so are, one register at a time, exponentials of a
+softmax, which are next to nothing where they are denormal (vcvtneps2bf16). NaNs with bits in their lower half, which the addition would carry
+upwards, are looked for at each rounding; where all of them come from what is loaded outside of the loops that round (a norm's parameters),
+they are made ordinary there.
 
 Runs after `expand_math`, which looks at roundings.
 """

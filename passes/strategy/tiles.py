@@ -190,13 +190,13 @@ def kept(kernel: KernelFunction, r: Roles, rows: int, size: object, step: int, c
     """Elements of the reduction that a panel, `step` bytes each, has in the first-level cache for good, where it is not cut though it does
     not fit; None where it is cut, or fits. What is left comes from the second level for each register tile, as the rows do, and so it has to
     be the smaller part; sums need not go there and back then. 512 x 768 x 768 takes 301 instead of 327 us, 512 x 1024 x 1024 501 instead of
-    585, 512 x 1280 x 1024 778 instead of 796 and 512 x 1536 x 1024 as long as before; but 128 x 768 x 768 3% longer, and 3072 columns 4%:
+    585, 512 x 1280 x 1024 778 instead of 796 and 512 x 1536 x 1024 as long as before; but 128 x 768 x 768 3% longer, and 128 x 768 x 3072 4%:
     the second level has enough to do with panels from beyond it, each of which few register tiles read."""
     length = kernel.domain.sizes[r.reductions[0]]
     panel, most = known(length) * step, blocks.tile_kept_bytes(caches)
     why = f"a panel has {panel >> 10} KB, of which {most >> 10} KB may stay in the first-level cache of {caches.first >> 10}"
     if len(r.reductions) > 1 or r.outer or kernel.seen is not None or rows != 32 or not isinstance(length, int):
-        return None, "rows of tiles, one below the other, of a product that is not one of many"
+        return None, "only for pairs of tiles, of a product that has one reduction, of known size, and no batch"
     if not blocks.tile_panel_bytes(caches) < panel <= 2 * most or not isinstance(size, int) or size < KEPT_ROW_TILES * rows:
         return None, f"{why}; {size} rows"
     row = row_length(kernel, r)

@@ -454,19 +454,24 @@ def test_calls_of_libm_are_in_the_open():
     )
 
 
-@pytest.mark.parametrize("name", sorted(PIECEWISE))
-@pytest.mark.parametrize("cpu, lanes, picks", [("znver4", 16, 8), ("skylake-avx512", 16, 8), ("znver4", 8, 0), ("znver4", 32, 0), ("x86-64-v3", 16, 0)])
-def test_coefficients_are_read_from_registers(name, cpu, lanes, picks):
-    """One for each degree and the center; where they are, nothing is divided."""
+def expanded_for(cpu: str, name: str, lanes: int) -> tuple[str, str]:
+    """A loop over f32 for a CPU, as text of MLIR and as assembly."""
     with ir.Context():
         own.load()
         module = ir.Module.parse(loop(name, "f32", lanes, 1))
         expand_math(module, Target.parse(cpu))
         assert module.operation.verify()
         text = str(module)
-        assert text.count("llvm.x86.avx512.permvar.sf.512") == picks
-        assert ("arith.divf" in text) != bool(picks)
-        code = emit_assembly(lower_to_llvm_ir(module), Target.parse(cpu))
+        return text, emit_assembly(lower_to_llvm_ir(module), Target.parse(cpu))
+
+
+@pytest.mark.parametrize("name", sorted(PIECEWISE))
+@pytest.mark.parametrize("cpu, lanes, picks", [("znver4", 16, 8), ("skylake-avx512", 16, 8), ("znver4", 8, 0), ("znver4", 32, 0), ("x86-64-v3", 16, 0)])
+def test_coefficients_are_read_from_registers(name, cpu, lanes, picks):
+    """One for each degree and the center; where they are, nothing is divided."""
+    text, code = expanded_for(cpu, name, lanes)
+    assert text.count("llvm.x86.avx512.permvar.sf.512") == picks
+    assert ("arith.divf" in text) != bool(picks)
     assert len(re.findall(r"\bvperm(?:ps|d)\b.*zmm", code)) == picks
     assert bool(re.search(r"\bvdivps\b", code)) != bool(picks)
 
@@ -475,12 +480,7 @@ def test_coefficients_are_read_from_registers(name, cpu, lanes, picks):
 @pytest.mark.parametrize("cpu, lanes, registers", [("znver4", 16, 1), ("skylake-avx512", 32, 2), ("znver4", 8, 0), ("x86-64-v3", 16, 0)])
 def test_powers_of_two_are_put_together_by_one_instruction(name, cpu, lanes, registers):
     """Of a register; nothing is compared or selected then, but what is out of range in `exp`, which min and max keep in it."""
-    with ir.Context():
-        own.load()
-        module = ir.Module.parse(loop(name, "f32", lanes, 1))
-        expand_math(module, Target.parse(cpu))
-        assert module.operation.verify()
-        code = emit_assembly(lower_to_llvm_ir(module), Target.parse(cpu))
+    _, code = expanded_for(cpu, name, lanes)
     assert len(re.findall(r"\bvscalefps\b.*zmm", code)) == registers
     assert bool(re.search(r"\bv(pslld|cmp\w*ps)\b", code)) != bool(registers)
     assert len(re.findall(r"\bvreduceps\b", code)) == (registers if "coarse" in name else 0)
