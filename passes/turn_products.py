@@ -54,20 +54,46 @@ def _rows(op: ir.Operation) -> ir.Value:
 
 
 def _is_transposed(rows: ir.Value) -> bool:
-    """Whether they are a transposition of the last two dims, or elementwise ops on such, and long enough."""
+    """Whether the channels, the last dim but one, lie side by side in memory, and are enough.
+
+    What is written as a transposition need not be one: of the pixels of a convolution with its channels last it undoes another.
+    """
     sizes = st.shape(rows)
-    if sizes[-1] < 0 or sizes[-2] < LEAST:
-        return False
-    op = st.owner(rows)
-    while op is not None and op.name != "linalg.transpose":
-        if op.name in ("tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice"):
-            op = st.owner(op.operands[0])
-        elif st.kind(op) == "elementwise" and len(op.results) == 1:
-            largest = max(st.inputs(op), key=lambda v: len(st.shape(v)), default=None)
-            op = None if largest is None else st.owner(largest)
+    return sizes[-1] >= 0 and sizes[-2] >= LEAST and _innermost(rows) == len(sizes) - 2
+
+
+def _innermost(value: ir.Value) -> int | None:
+    """The dim whose elements lie side by side in memory, once elementwise ops have the layout of their largest operand; None if in none whole."""
+    passed: list[tuple[ir.Operation, ir.Value]] = []
+    while (op := st.owner(value)) is not None:
+        if st.kind(op) == "elementwise" and len(op.results) == 1 and st.inputs(op):
+            source = max(st.inputs(op), key=lambda v: len(st.shape(v)))
+        elif op.name in ("linalg.transpose", "tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice"):
+            source = op.operands[0]
         else:
-            return False
-    return op is not None and _swaps_last(op)
+            break
+        passed.append((op, source))
+        value = source
+    dim: int | None = len(st.shape(value)) - 1
+    for op, source in reversed(passed):
+        dim = _carried(op, source, dim) if dim is not None else None
+    return dim
+
+
+def _carried(op: ir.Operation, source: ir.Value, dim: int) -> int | None:
+    """The dim of an op's result that runs along a dim of one of its operands, and along nothing else."""
+    if op.name == "linalg.transpose":
+        return st.integers(op.attributes["permutation"]).index(dim)
+    if op.name == "tensor.expand_shape":
+        return st.reassociation(op)[dim][-1]
+    if op.name == "tensor.collapse_shape":
+        return next((g for g, dims in enumerate(st.reassociation(op)) if dims[-1] == dim), None)
+    if op.name == "tensor.extract_slice":
+        kept = st.slice_dims(op)
+        return kept.index(dim) if dim in kept else None
+    maps = [st.map_dims(m) for m in st.maps(op)]
+    loop = maps[list(op.operands).index(source)][dim]
+    return maps[-1].index(loop) if loop is not None and loop in maps[-1] else None
 
 
 def _swaps_last(transpose: ir.Operation) -> bool:

@@ -24,17 +24,20 @@ def transposed(name: str, value: str, b: int, m: int, n: int) -> str:
     return f"{name}e = tensor.empty() : {kinds[1]}\n{name} = linalg.transpose ins({value} : {kinds[0]}) outs({name}e : {kinds[1]}) permutation = [0, 2, 1]\n"
 
 
-def mixed(b: int, k: int, c: int, n: int, back: bool = True, weight: str = "%w") -> str:
-    """exp of a linear layer over the positions of [b, k, c]."""
+def mixed(b: int, k: int, c: int, n: int, back: bool = True, weight: str = "%w", positions_last: bool = False) -> str:
+    """exp of a linear layer over the positions of [b, k, c], perhaps a view of [b, c, k]."""
     wide, rows, out = f"tensor<{b}x{c}x{k}xf32>", f"tensor<{b * c}x{k}xf32>", f"tensor<{b * c}x{n}xf32>"
-    body = transposed("%t", "%x", b, k, c) + f"%r = tensor.collapse_shape %t [[0, 1], [2]] : {wide} into {rows}\n"
+    held, body = f"tensor<{b}x{k}x{c}xf32>", transposed("%t", "%x", b, k, c)
+    if positions_last:
+        held, body = wide, transposed("%v", "%x", b, c, k) + transposed("%t", "%v", b, k, c)
+    body += f"%r = tensor.collapse_shape %t [[0, 1], [2]] : {wide} into {rows}\n"
     if weight != "%w":
         body += generic(weight, [("%w", f"tensor<{k}x{n}xf32>")], f"tensor<{k}x{n}xf32>", body="math.exp")
     body += matmul("%p", "%r", weight, b * c, k, n) + generic("%e", [("%p", out)], out, body="math.exp")
     body += f"%y = tensor.expand_shape %e [[0, 1], [2]] output_shape [{b}, {c}, {n}] : {out} into tensor<{b}x{c}x{n}xf32>\n"
     body += transposed("%z", "%y", b, c, n) if back else ""
     result = ("%z", f"tensor<{b}x{n}x{c}xf32>") if back else ("%y", f"tensor<{b}x{c}x{n}xf32>")
-    return function([("%x", f"tensor<{b}x{k}x{c}xf32>"), ("%w", f"tensor<{k}x{n}xf32>")], body, [result])
+    return function([("%x", held), ("%w", f"tensor<{k}x{n}xf32>")], body, [result])
 
 
 def turn(main):
@@ -64,7 +67,11 @@ def test_one_batch_has_no_dim():
 UNTURNED = 'CHECK: ins(%{{.*}}, %{{.*}} : tensor<128x20xf32>, tensor<20x30xf32>)'
 
 
-@pytest.mark.parametrize("text", [mixed(2, 20, 64, 30, back=False), mixed(2, 20, 64, 30, weight="%v")], ids=["stays transposed", "no weight"])
+@pytest.mark.parametrize(
+    "text",
+    [mixed(2, 20, 64, 30, back=False), mixed(2, 20, 64, 30, weight="%v"), mixed(2, 20, 64, 30, positions_last=True)],
+    ids=["stays transposed", "no weight", "positions last in memory"],
+)
 def test_others_stay(text):
     filecheck(transformed(text, turn_products, clean=True), UNTURNED)
 
@@ -122,6 +129,28 @@ def test_of_several_batch_sizes(kind):
 def test_nothing_is_copied_in_another_order(batch):
     names = matches(Mixer("two", 20, 64, 40).eval(), torch.randn(batch, 20, 64))
     assert len(names) == 3 and not any("view" in n for n in names), names
+
+
+class Pixels(torch.nn.Module):
+    """The pixels of a convolution as tokens, through two layers and back, as in networks of diffusion models."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.into, self.out = torch.nn.Conv2d(channels, channels, 1), torch.nn.Conv2d(channels, channels, 1)
+        self.norm = torch.nn.LayerNorm(channels)
+        self.up, self.down = torch.nn.Linear(channels, 2 * channels), torch.nn.Linear(2 * channels, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.into(x).flatten(2).transpose(1, 2)
+        y = y + self.down(F.gelu(self.up(self.norm(y))))
+        return x + self.out(y.transpose(1, 2).unflatten(2, x.shape[2:]))
+
+
+def test_pixels_of_a_convolution_keep_their_channels_last():
+    """The layers' weights are packed, once, and not the tokens, in each call."""
+    model = Pixels(64).eval()
+    matches(model, torch.randn(1, 64, 8, 8))
+    assert recorded()[-1].packed_bytes >= sum(w.nbytes for w in model.parameters() if w.dim() > 1)
 
 
 def test_gradients():
