@@ -17,7 +17,7 @@ from ...errors import OptionError
 from .. import structure as st
 from . import tiles
 from .common import PACKED_COLUMNS, known, lanes, product
-from .contractions import ContractionStrategy
+from .contractions import ContractionStrategy, may_fetch
 from .heights import short_tiles
 from .loops import LoopStrategy
 from .steps import MOST_STEPS, adds_integers, most_apart, steps_together
@@ -197,7 +197,7 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
         return f"lines={s.lines} is impossible for this kernel; valid: {valid} (the class of the lines of an image, on AMX)"
     if s.rows_once and not s.tiles:
         return "rows_once=true is impossible for this kernel; valid: false (only products on tiles do so)"
-    if s.fetch_ahead and not (s.tiles or model.fetch_ahead):
+    if s.fetch_ahead and not (s.tiles or _may_fetch(kernel, target, model)):
         return "fetch_ahead=true is impossible for this kernel; valid: false (only products on tiles do so, and others with many packed panels)"
     if s.overlapped and (problem := _apart(kernel, s)):
         return f"overlapped=true is impossible for this kernel; valid: false ({problem})"
@@ -248,7 +248,8 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
         free = registers - 1
         if s.shared is not None:
             free -= min(known(d.sizes[s.shared]), sum_registers(target) // 2)
-        together = (PACKED_COLUMNS, "siblings read whole blocks of columns") if len(d.siblings) > 1 else (UNPACKED_COLUMNS, "vectors side by side")
+        whole = model.columns if s.columns == model.columns else PACKED_COLUMNS
+        together = (whole, "siblings read whole blocks of columns") if len(d.siblings) > 1 else (UNPACKED_COLUMNS, "vectors side by side")
         out["columns"] = (1, *min(vectors, together))
         most = max(free // s.columns - 1, 1)
         out["rows"] = (1, *min(there, (most, f"{registers} registers, and a row takes {s.columns}")))
@@ -295,6 +296,12 @@ def _impossible_kept(kernel: KernelFunction, s: ContractionStrategy) -> str:
     row, length = tiles.row_length(kernel, r), known(kernel.domain.sizes[r.reductions[0]])
     whole = length // row * row
     return "" if s.kept % row == 0 and row <= s.kept < whole else f"multiples of {row} below {whole}, or none"  # type: ignore[operator]
+
+
+def _may_fetch(kernel: KernelFunction, target: Target, model: ContractionStrategy) -> bool:
+    from ..vectorize.roles import roles
+
+    return model.dot is None and model.shared is None and may_fetch(kernel, roles(kernel), target, model.lanes)
 
 
 def _reads_ahead(s: ContractionStrategy) -> bool:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from . import blocks
 from .adjust import Adjustment, Value, adjusted
-from .contractions import ContractionStrategy
+from .common import PACKED_COLUMNS
+from .contractions import ContractionStrategy, may_fetch
 from .heights import row_tile
 from .traffic import LEAST_NEAR, outer_only, panel_step
 from .widths import most_rows, sum_registers
@@ -72,9 +73,11 @@ def _proposals(kernel: KernelFunction, target: Target, model: ContractionStrateg
     most = most_rows(target, model.columns, budget)
     if outer_only(kernel, r) and r.outer:
         yield {"lanes_first": not model.lanes_first}
+    fetch = model.shared is None and may_fetch(kernel, r, target, model.lanes)
     for columns in (3, 4, 1, 2):
         if columns != model.columns:
-            yield {"columns": columns, "rows": row_tile(size, most_rows(target, columns, budget))}
+            # Panels side by side are streams of their own.
+            yield {"columns": columns, "rows": row_tile(size, most_rows(target, columns, budget)), "fetch_ahead": fetch and columns <= PACKED_COLUMNS}
     if isinstance(size, int):
         yield {"rows": -(-size // -(-size // most))}  # as high as it can be, whatever is left for the last tile
     yield {"rows": row_tile(size, most)}

@@ -13,7 +13,7 @@ from .common import PACKED_COLUMNS, WORK_PER_THREAD, has_functions, known, lanes
 from .heights import SUMS_UNDER_WAY, high_row_tile, row_tile, short_tiles
 from .steps import adds_integers, most_apart, sets_of_sums, steps_together
 from .stream import WHY_STREAMED, streamed_by_product
-from .widths import columns_of_tile, in_pairs, most_rows, sum_registers
+from .widths import columns_of_tile, in_pairs, most_rows, panels_together, sum_registers
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -188,9 +188,12 @@ def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionSt
 def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy:
     """A tile of sums in vector registers, and the blocks of the reduction around it; of a depthwise convolution with its taps."""
     shared = _shared(kernel, r)
-    most_alone = _sums(target, fetch=True) // PACKED_COLUMNS
-    fetch = shared is None and s.lanes == target.lanes(32) >= 8 and traffic.streams(kernel, r, target.caches, most_alone, PACKED_COLUMNS * s.lanes)
-    columns = columns_of_tile(kernel, r, target, s.lanes, fetch) if shared is None else 1
+    fetch = shared is None and may_fetch(kernel, r, target, s.lanes)
+    panels, reason = panels_together(kernel, r, target, s.lanes) if fetch else (1, "")
+    if panels > 1:
+        fetch, columns, s.why["columns"] = False, PACKED_COLUMNS * panels, reason
+    else:
+        columns = columns_of_tile(kernel, r, target, s.lanes, fetch) if shared is None else 1
     width = columns * s.lanes
     low = SUMS_UNDER_WAY // columns if shared is None else 0
     turned = contiguous_rows(kernel, r)
@@ -227,6 +230,12 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     if sets_of_sums(steps, rows * columns, apart) > 1:
         s.why["apart"] = f"{rows * columns} sums wait for one another: more of them do not"
     return replace(s, rows=rows, columns=columns, shared=shared, lanes_first=first, fetch_ahead=fetch, fetch_level=level, steps=steps, apart=apart, **around)
+
+
+def may_fetch(kernel: KernelFunction, r: Roles, target: Target, n: int) -> bool:
+    """Whether panels, of vectors of `n` lanes, may come from beyond the second-level cache, so that register tiles had better see to it."""
+    most_alone = _sums(target, fetch=True) // PACKED_COLUMNS
+    return n == target.lanes(32) >= 8 and traffic.streams(kernel, r, target.caches, most_alone, PACKED_COLUMNS * n)
 
 
 def _rows(kernel: KernelFunction, r: Roles, limit: int, low: int, reason: str, why: dict[str, str], high: bool = False) -> int:

@@ -409,7 +409,7 @@ def test_avx2_fetches_in_tiles_of_two_columns(rows: int | str) -> None:
 
 @pytest.mark.parametrize(
     "cpu, width, rows, steps, sets",
-    [("znver5", 32, 1, 2, 2), ("znver5", 32, 4, 2, 2), ("znver5", 32, 5, 2, 1), ("znver3", 16, 1, 4, 4), ("znver3", 16, 3, 4, 2), ("znver3", 16, 4, 4, 1)],
+    [("znver5", 32, 1, 2, 2), ("znver5", 32, 4, 2, 2), ("znver5", 32, 5, 2, 1), ("znver3", 16, 3, 4, 2), ("znver3", 16, 4, 4, 1)],
 )
 def test_steps_take_turns_with_sets_of_few_sums(cpu: str, width: int, rows: int, steps: int, sets: int) -> None:
     """More than the tile has: else each product waits for the one before."""
@@ -418,6 +418,36 @@ def test_steps_take_turns_with_sets_of_few_sums(cpu: str, width: int, rows: int,
     sums = re.findall(r"vfmadd231ps.*%([yz]mm\d+)\n", full)
     assert (len(sums), len(set(sums))) == (steps * 2 * rows, sets * 2 * rows)
     assert f"steps={steps}" in texts["strategy"] and not re.search(SPILL.replace("zmm", "[yz]mm"), full)
+
+
+@pytest.mark.parametrize("cpu, rows, panels", [("znver3", 1, 3), ("znver3", 2, 2), ("znver3", 3, 1), ("znver5", 2, 1)])
+def test_few_rows_read_panels_side_by_side(cpu: str, rows: int, panels: int) -> None:
+    """As many streams from memory; at least 16 tiles are left for threads, of 24 panels (Zen 5) none."""
+    width = 16 if cpu == "znver3" else 32
+    texts = stages(streamed(rows, 768, width), cpu)
+    full = max(texts["asm"].split("\n.L"), key=lambda part: part.count("vfmadd"))
+    places = [int(n or 0) for n in re.findall(r"(?:vfmadd231ps|vmovups)\t(-?\d*)\(%r[^)]+\), ", full)]
+    read = {(n - min(places)) // (768 * width * 4) for n in places}
+    assert f"columns={2 * panels}," in texts["strategy"] and len(read) == panels and not re.search(SPILL.replace("zmm", "[yz]mm"), full)
+    assert ("prefetch" in texts["asm"]) == (panels == 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("widths", [(1061,), (4099,), (2048, 512, 512), (1000, 520, 8), (1024, 1024)], ids=str)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_panels_side_by_side_are_right_at_the_last_column(rows: int, widths: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Of one product and of several of the same row, whose panels are many times some side by side or not."""
+    torch._dynamo.reset()
+    x, weights = torch.randn(rows, 771, dtype=dtype), [torch.randn(n, 771, dtype=dtype) for n in widths]
+
+    def f(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.nn.functional.linear(x, w) for w in weights]
+
+    with torch.no_grad():
+        got, want = torch.compile(f, backend="mlirc")(x), [x.double() @ w.double().T for w in weights]
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-2
+    for a, b in zip(got, want):
+        torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance * 30)
 
 
 @pytest.mark.parametrize("cpu", ["x86-64-v3", "skylake-avx512"])
