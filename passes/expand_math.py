@@ -28,6 +28,7 @@ from ..dialects.math_expansions import (
     logarithm,
     piecewise,
     power,
+    quartered,
     remainder,
     rounding,
     scaled,
@@ -110,8 +111,11 @@ COARSE: dict[str, Expansion] = {
 PIECEWISE: dict[str, Expansion] = {"math.tanh": piecewise.tanh, "mlirc.gelu": piecewise.gelu}
 """The same for vectors of f32 that fill a register of AVX-512."""
 
+QUARTERED: dict[str, Expansion] = {"mlirc.gelu": quartered.gelu}
+"""The same for those that fill one of AVX2."""
+
 SCALED: dict[str, Expansion] = {"math.exp": scaled.exp, "mlirc.softmax_exp": scaled.exp_to_one, "mlirc.coarse_softmax_exp": scaled.coarse_exp_to_one}
-"""The same for those that fill one or two."""
+"""The same for those that fill one or two of AVX-512."""
 
 NEXT_TO_NOTHING = {"mlirc.coarse_softmax_exp"}
 """Ops whose results may be zero where they are denormal."""
@@ -124,7 +128,7 @@ def expand_math(module: ir.Module, target: Target | None = None) -> None:
 
     Without a target, by instructions that all targets have.
     """
-    avx512 = target is not None and target.has_avx512
+    avx512, avx2 = target is not None and target.has_avx512, target is not None
     found: list[ir.Operation] = []
 
     def collect(op: ir.Operation) -> ir.WalkResult:
@@ -139,16 +143,18 @@ def expand_math(module: ir.Module, target: Target | None = None) -> None:
             if found:
                 with constants_at_start_of(function.regions[0].blocks[0]):
                     for op in found:
-                        _expand(op, avx512)
+                        _expand(op, avx512, avx2)
 
 
-def _expand(op: ir.Operation, avx512: bool) -> None:
+def _expand(op: ir.Operation, avx512: bool, avx2: bool) -> None:
     with ir.InsertionPoint(op), op.location:
         table = EXPANSIONS
         if op.name in COARSE and ends_in_bf16(op):
             table = COARSE
         elif avx512 and op.name in PIECEWISE and scaled.fits(op.operands[0].type):
             table = PIECEWISE
+        elif avx2 and op.name in QUARTERED and scaled.fits(op.operands[0].type, lanes=quartered.LANES):
+            table = QUARTERED
         elif avx512 and op.name in SCALED and scaled.fits(op.operands[0].type, registers=2):
             table = {op.name: _by_registers(SCALED[op.name])}
         expanded = table[op.name](*(_at_least_f32(operand) for operand in op.operands))

@@ -92,7 +92,7 @@ def gelu(x: Num) -> Num:
     The table has a e^(a^2 / 2) times the normal distribution function at -a.
     """
     a = abs(x).at_most(14.6)
-    p, scale = _half_square_power(a)
+    p, scale = half_square_power(a)
     place, d = _GELU.locate(a)
     # What the table has, in two pieces, so that it is rounded once.
     slope, first = _GELU.slope(place, d), _GELU.constant(place)
@@ -103,7 +103,7 @@ def gelu(x: Num) -> Num:
     return fma(x, select(x < 0.0, x.like(0.0), x.like(1.0)), -small)
 
 
-def _half_square_power(a: Num) -> tuple[Num, Num]:
+def half_square_power(a: Num) -> tuple[Num, Num]:
     """(p, s) with e^(-a^2 / 2) = 2^-64 s (1 + p), for 0 <= a < 14.6; p is less exact than that of `activations`."""
     square = a * a
     hi, lo = LN2["f32"]

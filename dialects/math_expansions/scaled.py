@@ -18,9 +18,9 @@ from .num import Num, constant, fma, polynomial
 LANES = 16
 
 
-def fits(kind: ir.Type, registers: int = 1) -> bool:
-    """Whether a type is that of f32 that fill a register, or up to so many."""
-    return isinstance(kind, ir.VectorType) and isinstance(kind.element_type, ir.F32Type) and kind.shape in [[LANES * n] for n in range(1, registers + 1)]
+def fits(kind: ir.Type, registers: int = 1, lanes: int = LANES) -> bool:
+    """Whether a type is that of f32 that fill a register of so many lanes, or up to so many of these."""
+    return isinstance(kind, ir.VectorType) and isinstance(kind.element_type, ir.F32Type) and kind.shape in [[lanes * n] for n in range(1, registers + 1)]
 
 
 # 2^(r - 1/2) on 0 <= r < 1: relative error 2^-18.4; 1 at 1/2.

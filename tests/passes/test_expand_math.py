@@ -22,7 +22,7 @@ from mlirc.dialects.mlir import PassManager, ir
 from mlirc.lowering.codegen import emit_assembly, emit_object, undefined_symbols
 from mlirc.lowering.target import Target
 from mlirc.lowering.to_llvm import lower_to_llvm_ir
-from mlirc.passes.expand_math import EXPANSIONS, PIECEWISE, SCALED, expand_math
+from mlirc.passes.expand_math import EXPANSIONS, PIECEWISE, QUARTERED, SCALED, expand_math
 
 TO_LLVM = "builtin.module(canonicalize,cse,convert-scf-to-cf,convert-to-llvm,reconcile-unrealized-casts)"
 
@@ -466,7 +466,7 @@ def expanded_for(cpu: str, name: str, lanes: int) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", sorted(PIECEWISE))
-@pytest.mark.parametrize("cpu, lanes, picks", [("znver4", 16, 8), ("skylake-avx512", 16, 8), ("znver4", 8, 0), ("znver4", 32, 0), ("x86-64-v3", 16, 0)])
+@pytest.mark.parametrize("cpu, lanes, picks", [("znver4", 16, 8), ("skylake-avx512", 16, 8), ("znver4", 4, 0), ("znver4", 32, 0), ("x86-64-v3", 16, 0)])
 def test_coefficients_are_read_from_registers(name, cpu, lanes, picks):
     """One for each degree and the center; where they are, nothing is divided."""
     text, code = expanded_for(cpu, name, lanes)
@@ -474,6 +474,16 @@ def test_coefficients_are_read_from_registers(name, cpu, lanes, picks):
     assert ("arith.divf" in text) != bool(picks)
     assert len(re.findall(r"\bvperm(?:ps|d)\b.*zmm", code)) == picks
     assert bool(re.search(r"\bvdivps\b", code)) != bool(picks)
+
+
+@pytest.mark.parametrize("name", sorted(QUARTERED))
+@pytest.mark.parametrize("cpu, lanes, picks", [("znver3", 8, 11), ("haswell", 8, 11), ("znver4", 8, 11), ("znver3", 4, 0), ("znver3", 16, 0)])
+def test_coefficients_are_read_from_halves_of_registers(name, cpu, lanes, picks):
+    """One for each degree and the center; where they are, nothing is divided."""
+    text, code = expanded_for(cpu, name, lanes)
+    assert text.count("llvm.x86.avx.vpermilvar.ps.256") == picks
+    assert ("arith.divf" in text) != bool(picks)
+    assert len(re.findall(r"\bvpermilps\b.*ymm", code)) == picks
 
 
 @pytest.mark.parametrize("name", sorted(SCALED))
