@@ -224,21 +224,26 @@ def read_gbytes(size: int, seconds: float = 0.2) -> float:
     return read(size).rate(seconds) / 1e9
 
 
-READ_BYTES = 16 << 20
+READ_BYTES, READ_STREAMS = 16 << 20, 4
 """Of a call."""
 
 
 def read(size: int) -> Probe:
-    """Reads a buffer of `size` bytes, each call `READ_BYTES` of it: on from where the last one ended, or the whole of it as often."""
+    """Reads a buffer of `size` bytes, each call `READ_BYTES` of it: on from where the last one ended, or the whole of it as often.
+
+    In several streams side by side, ahead of each of which the CPU's prefetchers run: from memory a Zen 3 reads 22 GB/s in one, 27 in four.
+    """
     lanes = _target().vector_bits // 32
     acc, width = f"<{lanes} x float>", 4 * lanes
     chains = 8
-    lines = ["define void @f(ptr %p, i64 %n) {", "entry:", "br label %loop", "loop:", "%i = phi i64 [0, %entry], [%j, %loop]"]
-    lines += [f"%a{i} = phi {acc} [zeroinitializer, %entry], [%b{i}, %loop]" for i in range(chains)]
+    each = chains // READ_STREAMS
+    lines = ["define void @f(ptr %p, i64 %n) {", "entry:", f"%m = udiv i64 %n, {READ_STREAMS}", "br label %loop", "loop:"]
+    lines += ["%i = phi i64 [0, %entry], [%j, %loop]", *(f"%a{i} = phi {acc} [zeroinitializer, %entry], [%b{i}, %loop]" for i in range(chains))]
     for i in range(chains):
-        lines += [f"%k{i} = add i64 %i, {i * width}", f"%q{i} = getelementptr i8, ptr %p, i64 %k{i}"]
+        lines += [f"%stream{i} = mul i64 %m, {i // each}", f"%t{i} = add i64 %stream{i}, {i % each * width}", f"%k{i} = add i64 %i, %t{i}"]
+        lines += [f"%q{i} = getelementptr i8, ptr %p, i64 %k{i}"]
         lines += [f"%v{i} = load {acc}, ptr %q{i}, align {width}", f"%b{i} = fadd {acc} %a{i}, %v{i}"]
-    lines += [f"%j = add i64 %i, {chains * width}", "%c = icmp slt i64 %j, %n", "br i1 %c, label %loop, label %out", "out:"]
+    lines += [f"%j = add i64 %i, {each * width}", "%c = icmp slt i64 %j, %m", "br i1 %c, label %loop, label %out", "out:"]
     lines += [*_fold(acc, chains, keep=True), "}"]
     part = max(min(size, READ_BYTES) // (chains * width), 1) * chains * width
     buffer = _aligned(max(size // part, 1) * part)
