@@ -74,7 +74,7 @@ def _innermost(value: ir.Value) -> int | None:
             break
         passed.append((op, source))
         value = source
-    dim: int | None = len(st.shape(value)) - 1
+    dim: int | None = len(st.shape(value)) - 1 if st.shape(value) else None
     for op, source in reversed(passed):
         dim = _carried(op, source, dim) if dim is not None else None
     return dim

@@ -153,5 +153,18 @@ def test_pixels_of_a_convolution_keep_their_channels_last():
     assert recorded()[-1].packed_bytes >= sum(w.nbytes for w in model.parameters() if w.dim() > 1)
 
 
+@pytest.mark.parametrize("view", [lambda s: s.expand(2, 64, 20), lambda s: (s * torch.ones(20)).expand(2, 64, 20), lambda s: s.view(1, 1, 1).expand(2, 64, 20).exp()], ids=["expanded", "times a row", "exp"])
+def test_rows_that_are_one_number(view):
+    """A tensor without dims has no innermost one."""
+    layer = torch.nn.Linear(20, 30)
+
+    def f(s: torch.Tensor) -> torch.Tensor:
+        return F.relu(layer(view(s))).transpose(1, 2)
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(f, backend="mlirc", options=OPTIONS)(torch.tensor(0.5)), f(torch.tensor(0.5)))
+
+
 def test_gradients():
     module_matches(Mixer("two", 20, 64, 40), torch.randn(2, 20, 64), factor=4)
