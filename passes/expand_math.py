@@ -128,7 +128,6 @@ def expand_math(module: ir.Module, target: Target | None = None) -> None:
 
     Without a target, by instructions that all targets have.
     """
-    avx512, avx2 = target is not None and target.has_avx512, target is not None
     found: list[ir.Operation] = []
 
     def collect(op: ir.Operation) -> ir.WalkResult:
@@ -143,10 +142,11 @@ def expand_math(module: ir.Module, target: Target | None = None) -> None:
             if found:
                 with constants_at_start_of(function.regions[0].blocks[0]):
                     for op in found:
-                        _expand(op, avx512, avx2)
+                        _expand(op, target)
 
 
-def _expand(op: ir.Operation, avx512: bool, avx2: bool) -> None:
+def _expand(op: ir.Operation, target: Target | None) -> None:
+    avx2, avx512 = target is not None, target is not None and target.has_avx512  # there is no target without AVX2
     with ir.InsertionPoint(op), op.location:
         table = EXPANSIONS
         if op.name in COARSE and ends_in_bf16(op):
