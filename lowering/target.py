@@ -130,9 +130,8 @@ class Target:
 
     @property
     def multiplies_pairs_fast(self) -> bool:
-        """Whether `vdpbf16ps` takes no longer than a product of f32: on AMD's CPUs, which alone have `sse4a`; those with AMX run it at half the
-        rate."""
-        return self.has_avx512_bf16 and self.has("sse4a")
+        """Whether `vdpbf16ps` takes no longer than a product of f32: on AMD's CPUs; those with AMX run it at half the rate."""
+        return self.has_avx512_bf16 and self.is_amd
 
     @property
     def has_vnni(self) -> bool:
@@ -150,11 +149,14 @@ class Target:
         return self.has_avx512 and self.has_amx_bf16
 
     @property
-    def fetches_into_first(self) -> bool:
-        """Whether `prefetcht0` fetches ahead better than `prefetcht1`: on AMD's CPUs, which alone have `sse4a`. For 16 x 768 x 768 in
-        f32, with weights from memory, a Zen 5 takes 110 us without fetching, 111 and 77 with either; its second level holds what falls out of
-        the first. Older ones were not measured."""
+    def is_amd(self) -> bool:
+        """AMD's CPUs alone have `sse4a`."""
         return self.has("sse4a")
+
+    @property
+    def is_zen5(self) -> bool:
+        """Or a later one: before Zen 5 no CPU of AMD's had `avxvnni`."""
+        return self.is_amd and self.has("avxvnni")
 
     @property
     def vector_bits(self) -> int:

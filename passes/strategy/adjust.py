@@ -16,8 +16,9 @@ from ...dialects import builders
 from ...errors import OptionError
 from .. import structure as st
 from . import tiles
-from .common import PACKED_COLUMNS, known, lanes, product
-from .contractions import ContractionStrategy, may_fetch
+from .common import LINE, PACKED_COLUMNS, known, lanes, product
+from .contractions import ContractionStrategy
+from .fetching import MOST_DISTANCE, distance, may_fetch
 from .heights import short_tiles
 from .loops import LoopStrategy
 from .steps import MOST_STEPS, adds_integers, most_apart, steps_together
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 Value = int | bool | None
 
-CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "lines", "depth", "kept", "group", "chunk", "near", "lanes_first", "groups_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "streams", "steps", "rows_copied", "rows_once", "overlapped", "reads_ahead", "rows_ahead", "results_ahead", "grain")
+CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "lines", "depth", "kept", "group", "chunk", "near", "lanes_first", "groups_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "fetch_distance", "streams", "steps", "rows_copied", "rows_once", "overlapped", "reads_ahead", "rows_ahead", "results_ahead", "grain")
 LOOP_FIELDS = ("lanes", "unroll", "in_turns", "stores_together", "grain")
 SEGMENTS_FIELDS = ("lanes", "unroll", "ahead", "blocks_outside", "grain")
 _FLAGS = ("lanes_first", "groups_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "reads_ahead", "results_ahead", "in_turns", "stores_together", "blocks_outside")
@@ -95,7 +96,7 @@ def adjusted(kernel: KernelFunction, target: Target, strategy: Strategy, adjustm
     fields = dict(adjustment.fields)
     if adjustment.pinned and not adjustment.exact:
         fields = {name: value for name, value in fields.items() if name in _fields_of(strategy)}
-    new = _replaced(strategy, fields, target.vector_registers, adds_integers(kernel))
+    new = _replaced(strategy, fields, target, adds_integers(kernel))
     problem = new if isinstance(new, str) else impossible(kernel, target, strategy, new)
     if problem and adjustment.pinned:
         raise OptionError(f"option pin: {problem}")
@@ -110,7 +111,7 @@ def _fields_of(strategy: Strategy) -> tuple[str, ...]:
     return SEGMENTS_FIELDS if strategy.kind == "segments" else LOOP_FIELDS
 
 
-def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int, integers: bool) -> Strategy | str:
+def _replaced(strategy: Strategy, fields: Mapping[str, Value], target: Target, integers: bool) -> Strategy | str:
     """The strategy with these fields; or what is wrong with them."""
     known_fields = _fields_of(strategy)
     for name, value in fields.items():
@@ -138,10 +139,13 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], registers: int, i
     if (new.depth is None and strategy.depth is not None or new.tiles and new.chunk is None) and "group" not in fields:
         new = replace(new, group=1)
     if "steps" not in fields and not _without_steps(new):
-        new = replace(new, steps=steps_together(new.fetch_ahead, area, registers, integers)[0])
-    new = replace(new, apart=most_apart(new.steps, registers))
+        new = replace(new, steps=steps_together(new.fetch_ahead, area, target.vector_registers, integers)[0])
+    new = replace(new, apart=most_apart(new.steps, target.vector_registers))
     if "fetch_level" not in fields and not new.fetch_ahead:
         new = replace(new, fetch_level=2)
+    if "fetch_distance" not in fields:
+        same = (new.fetch_ahead, new.fetch_level) == (strategy.fetch_ahead, strategy.fetch_level)
+        new = replace(new, fetch_distance=strategy.fetch_distance if same else distance(target, new.fetch_level) if new.fetch_ahead and not new.tiles else 0)
     if "streams" not in fields:
         new = replace(new, streams=tiles.streams(_fetched_lines(new)) if new.tiles and new.fetch_ahead else 1)
     if "results_ahead" not in fields:
@@ -257,6 +261,7 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
     out["row_tiles"] = (1, 64, "register tiles")
     out["steps"] = (1, 1, "of register tiles of vectors") if _without_steps(s) else (1, MOST_STEPS, "steps in an iteration")
     out["fetch_level"] = (1, 2, "levels of caches") if s.fetch_ahead and not s.tiles else (2, 2, "nothing is fetched so")
+    out["fetch_distance"] = (LINE, MOST_DISTANCE, "bytes") if s.fetch_ahead and not s.tiles else (0, 0, "nothing is fetched so")
     out["streams"] = (1, _fetched_lines(s), "lines of a step") if s.tiles and s.fetch_ahead else (1, 1, "nothing is fetched so")
     grouped = s.chunk is not None if s.tiles else s.depth is not None
     out["group"] = (1, tiles.MOST_PANELS, "lane blocks") if grouped else (1, 1, f"without {'chunk' if s.tiles else 'depth'}")

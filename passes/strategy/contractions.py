@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
-from . import blocks, tiles, traffic
+from . import blocks, fetching, tiles, traffic
 from .common import PACKED_COLUMNS, WORK_PER_THREAD, has_functions, known, lanes, product
+from .fetching import may_fetch, sums_of_tile
 from .heights import SUMS_UNDER_WAY, high_row_tile, row_tile, short_tiles
 from .steps import adds_integers, most_apart, sets_of_sums, steps_together
 from .stream import WHY_STREAMED, streamed_by_product
-from .widths import columns_of_tile, in_pairs, most_rows, panels_together, sum_registers
+from .widths import columns_of_tile, in_pairs, most_rows, panels_together
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
@@ -86,6 +87,8 @@ class ContractionStrategy:
     panel has at the same step, or a single tile what lies ahead in the stream of all panels."""
     fetch_level: int = 2
     """The cache that it is fetched into."""
+    fetch_distance: int = 0
+    """Bytes from what a single register tile in vector registers reads of the packed operand to what it fetches, in one stream over all panels."""
     streams: int = 1
     """In which a step's lines are fetched ahead on AMX, side by side."""
     steps: int = 1
@@ -199,10 +202,6 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     turned = contiguous_rows(kernel, r)
     step = traffic.panel_step(kernel, r, width) if s.lanes == 16 and shared is None and not turned else None
     high = step is not None and known(kernel.domain.sizes[r.reductions[0]]) * step > target.caches.first // 2
-    level = 1 if fetch and target.fetches_into_first else 2
-    if fetch:
-        s.why["fetch_level"] = "AMD's CPUs" if level == 1 else "the first one has the rows"
-        s.why["fetch_ahead"] = "panels may come from beyond the second-level cache: each is fetched while the one before is read"
 
     def rows_of_tile(copied: bool) -> int:
         limit, reason = _most_rows(kernel, r, target, columns, shared, fetch, copied)
@@ -213,6 +212,12 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     if not cut.rows_copied:
         rows = rows_of_tile(copied=False)
         cut = traffic.cut(kernel, r, rows, width, target.caches, s.why)
+    level, distance = 2, 0
+    if fetch:
+        level, s.why["fetch_level"] = fetching.level(target, 1 if r.row is None else kernel.domain.sizes[r.row])
+        distance = fetching.distance(target, level)
+        s.why["fetch_ahead"] = "panels may come from beyond the second-level cache: each is fetched while the one before is read"
+        s.why["fetch_distance"] = "bytes, of a single register tile"
     first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)
     if shared is not None:
         s.why["shared"] = "neighbouring rows see the same elements through different taps: each is loaded once"
@@ -229,13 +234,7 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     apart = most_apart(steps, target.vector_registers)
     if sets_of_sums(steps, rows * columns, apart) > 1:
         s.why["apart"] = f"{rows * columns} sums wait for one another: more of them do not"
-    return replace(s, rows=rows, columns=columns, shared=shared, lanes_first=first, fetch_ahead=fetch, fetch_level=level, steps=steps, apart=apart, **around)
-
-
-def may_fetch(kernel: KernelFunction, r: Roles, target: Target, n: int) -> bool:
-    """Whether panels, of vectors of `n` lanes, may come from beyond the second-level cache, so that register tiles had better see to it."""
-    most_alone = _sums(target, fetch=True) // PACKED_COLUMNS
-    return n == target.lanes(32) >= 8 and traffic.streams(kernel, r, target.caches, most_alone, PACKED_COLUMNS * n)
+    return replace(s, rows=rows, columns=columns, shared=shared, lanes_first=first, fetch_ahead=fetch, fetch_level=level, fetch_distance=distance, steps=steps, apart=apart, **around)
 
 
 def _rows(kernel: KernelFunction, r: Roles, limit: int, low: int, reason: str, why: dict[str, str], high: bool = False) -> int:
@@ -354,16 +353,11 @@ CALLED_EPILOGUE = 40
 """Ops from which on they are a function: six bf16 products one after the other, each rounded, 49 ops, take 3.5 ms behind a product of
 256 x 768 x 3072 in a loop of the same function, and 2.5 in one of their own; a GELU, 29 ops, 2.50 and 2.57."""
 
-def _sums(target: Target, fetch: bool) -> int:
-    """Registers for sums. Where something is fetched, two steps are together, if there are registers enough."""
-    return sum_registers(target) - (PACKED_COLUMNS if fetch and target.vector_registers > 16 else 0)
-
-
 def _most_rows(
     kernel: KernelFunction, r: Roles, target: Target, columns: int, shared: int | None, fetch: bool, copied: bool
 ) -> tuple[int, str]:
     """How many rows a register tile may have, which are copied or read where they are, and why."""
-    budget = _sums(target, fetch)
+    budget = sums_of_tile(target, fetch)
     reason = f"{target.vector_registers} registers: {budget} for sums"
     if shared is not None:
         taps = known(kernel.domain.sizes[shared])

@@ -349,7 +349,7 @@ def reads_ahead(kernel: KernelFunction, r: Roles, words: int | None, target: Tar
     where what it reads is in the third level 0 to 2% less (ResNet-50's residuals). On other CPUs than AMD's it was not measured.
     """
     reads, d = reads_of_rows(kernel, r), kernel.domain
-    if not target.fetches_into_first or not reads or len(d.siblings) > 1:
+    if not target.is_amd or not reads or len(d.siblings) > 1:
         return ""
     steps = product(r.reductions, d.sizes) // (1 if words is None else st.word(d.anchor))  # type: ignore[arg-type]
     nbytes = bytes_of(reads, kernel)

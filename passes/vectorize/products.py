@@ -34,15 +34,6 @@ FETCH_STEPS = 4
 """Steps of a reduction that share an instruction which fetches a line, or some."""
 
 
-AHEAD = {1: 8 << 10, 2: 96 << 10}
-"""Bytes of the packed operand from what a single register tile reads of it to what it fetches, in one stream over all panels, by the cache
-that it is fetched into. 1 x 768 x 3072 in f32 takes 545 us from beyond the second level of a Granite Rapids then, 561 with 4 KB, and 598
-with nothing; 4 x 768 x 3072 on a Zen 5, into the first level, 208 with 4 KB, 201 with 8, 215 with 16 and 245 with nothing."""
-AHEAD_IN_AVX2 = 2 << 10
-"""The same into the first level by vectors of 256 bits: on a Zen 3, 4 x 768 x 3072 takes 199 us from the third level, 209 with 8 KB, and 466 from
-memory, 508 with 3 KB and 529 with 8."""
-
-
 @dataclass(frozen=True)
 class Iteration:
     """Of the walk over a reduction: steps in it, whether all walks are multiples of these, and what fetches something, given the first step."""
@@ -204,8 +195,7 @@ class Products:
         start = m.value(m.add(m.add(at.base, place.strides[0]), m.mul(m.mul(before, each), line)))
         if self.s.depth is None:  # else the stream of a tile is cut
             alone = arith.cmpi(arith.CmpIPredicate.eq, m.value(tiles), m.value(1))
-            ahead = AHEAD_IN_AVX2 if self.s.fetch_level == 1 and self.s.lanes == 8 else AHEAD[self.s.fetch_level]
-            start = arith.select(alone, m.value(m.add(at.base, ahead // element)), start)
+            start = arith.select(alone, m.value(m.add(at.base, self.s.fetch_distance // element)), start)
 
         def fetch(i: Number) -> None:
             done = m.sub(i, begin)  # a multiple of FETCH_STEPS, but where an iteration has three or five steps and the like: lines are fetched about there

@@ -304,13 +304,21 @@ def test_long_reductions_are_cut_for_any_number_of_rows(k: int, copied: bool) ->
 @pytest.mark.parametrize("rows, lines", [(128, 1), (52, 2), (26, 4), (13, 8)])
 @pytest.mark.parametrize("cpu, fetch", [("sapphirerapids", "prefetcht1"), ("znver5", "prefetcht0")])
 def test_register_tiles_fetch_the_next_panel_together(rows: int, lines: int, cpu: str, fetch: str) -> None:
-    """A line for four steps by each of eight tiles, or more lines by fewer; into the first level on AMD's CPUs."""
+    """A line for four steps by each of eight tiles, or more lines by fewer; into the first level on a Zen 5."""
     asm = stages(streamed(rows, 512), cpu)["asm"]
     parts = asm.split("\n.L")
     full = max(parts, key=lambda part: part.count("vfmadd"))
     assert full.count("vfmadd") == 2 * 26 and "rsp" not in full
     assert max(part.count(fetch) for part in parts) == lines and "testb\t$3" in asm
     assert not re.search(SPILL, asm)
+
+
+@pytest.mark.parametrize("cpu, distance", [("znver4", 4096), ("znver3", 2048)])
+@pytest.mark.parametrize("rows, level", [(3, 1), (6, 1), (7, 2), (32, 2), (33, 1), ("?", 2)])
+def test_older_cpus_of_amd_fetch_what_few_tiles_share_into_the_second_level(rows: int | str, level: int, cpu: str, distance: int) -> None:
+    texts = stages(streamed(rows, 768, 32 if cpu == "znver4" else 16), cpu)
+    assert f"fetch_level={level}, fetch_distance={distance if level == 1 else 8192}," in texts["strategy"]
+    assert f"prefetcht{level - 1}" in texts["asm"] and f"prefetcht{2 - level}" not in texts["asm"]
 
 
 @pytest.mark.parametrize("rows, k, cpu, lines", [
@@ -404,7 +412,7 @@ def test_avx2_fetches_in_tiles_of_two_columns(rows: int | str) -> None:
     texts = stages(streamed(rows, 768, 16), "znver3")
     full = max(texts["asm"].split("\n.L"), key=lambda part: part.count("vfmadd"))
     assert "rows=6, columns=2" in texts["strategy"] and full.count("vfmadd") == 4 * 12 and "rsp" not in full
-    assert "prefetcht0" in texts["asm"] and not re.search(SPILL.replace("zmm", "ymm"), full)
+    assert ("prefetcht1" if rows == "?" else "prefetcht0") in texts["asm"] and not re.search(SPILL.replace("zmm", "ymm"), full)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""What register tiles in vector registers fetch of a packed operand before they come to it: into which cache, and how far ahead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import traffic
+from .common import PACKED_COLUMNS
+from .widths import sum_registers
+
+if TYPE_CHECKING:
+    from ...lowering.target import Target
+    from ..vectorize.kernel import KernelFunction
+    from ..vectorize.roles import Roles
+
+
+FEW_ROWS, MANY_ROWS = 6, 32
+"""Up to which, and above which, an AMD CPU before Zen 5 had better fetch into the first-level cache: see `level`."""
+
+MOST_DISTANCE = 1 << 20
+"""That can be pinned."""
+
+
+def may_fetch(kernel: KernelFunction, r: Roles, target: Target, n: int) -> bool:
+    """Whether panels, of vectors of `n` lanes, may come from beyond the second-level cache, so that register tiles had better see to it."""
+    most_alone = sums_of_tile(target, fetch=True) // PACKED_COLUMNS
+    return n == target.lanes(32) >= 8 and traffic.streams(kernel, r, target.caches, most_alone, PACKED_COLUMNS * n)
+
+
+def sums_of_tile(target: Target, fetch: bool) -> int:
+    """Registers for sums. Where something is fetched, two steps are together, if there are registers enough."""
+    return sum_registers(target) - (PACKED_COLUMNS if fetch and target.vector_registers > 16 else 0)
+
+
+def level(target: Target, size: object) -> tuple[int, str]:
+    """The cache that tiles of `size` rows, an int or a symbol, fetch into, and why.
+
+    In the first level of an AMD CPU a line comes sooner; but there is not room for many, and what two or three tiles fetch of the next panel is
+    gone from there before it is read. With weights from memory (f32, us), by `prefetcht0` and `prefetcht1`:
+
+        Zen 4, 4 x 768 x 3072     406   487        AVX2, 4 x 768 x 3072     397   482        Zen 5, 16 x 768 x 768    77   111
+               6 x 2048 x 2048    761   793              8 x 768 x 3072     863   450
+               8 x 768 x 3072     447   419              12 x 768 x 3072    859   585
+               12 x 2048 x 8192  5960  3788              16 x 2048 x 2048  1829  1343
+               16 x 768 x 3072    892   707              64 x 768 x 3072   2735  2765
+               32 x 768 x 3072   1465  1410
+               64 x 768 x 3072   2738  2760
+
+    On a Zen 5, whose first level has 48 KB, the second has what falls out of the first, and `prefetcht1` gains nothing.
+    """
+    if not target.is_amd:
+        return 2, "the first one has the rows"
+    if target.is_zen5:
+        return 1, "an AMD CPU from Zen 5 on"
+    first = isinstance(size, int) and not FEW_ROWS < size <= MANY_ROWS
+    return (1, "an AMD CPU, and few rows or many") if first else (2, f"more than {FEW_ROWS} rows, whose tiles fill the first one")
+
+
+def distance(target: Target, level: int) -> int:
+    """Bytes from what a single register tile reads to what it fetches into that cache. In f32, us:
+
+        Granite Rapids, second level, 1 x 768 x 3072, from beyond it     nothing 598     4 KB 561                           96 KB 545
+        Zen 5, first level, 4 x 768 x 3072                               nothing 245     4 KB 208   8 KB 201   16 KB 215
+        Zen 4, first level, 6 x 768 x 3072, from memory                                  4 KB 402   8 KB 433   16 KB 436
+        Zen 4, second level, 7 x 768 x 3072, from memory                                            8 KB 407                96 KB 426
+        Zen 3, first level, 4 x 768 x 3072, from memory                  2 KB 466        3 KB 508   8 KB 529
+        Zen 3, first level, 4 x 768 x 3072, from the third level         2 KB 199                   8 KB 209
+    """
+    if not target.is_amd:
+        return 8 << 10 if level == 1 else 96 << 10
+    if level == 2 or target.is_zen5:
+        return 8 << 10
+    return 4 << 10 if target.has_avx512 else 2 << 10
