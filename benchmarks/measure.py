@@ -10,12 +10,16 @@ import time
 from collections.abc import Callable
 
 
-def alternate(calls: dict[str, Callable[[], object]], seconds: float, warm_up: int = 3, least: int = 5) -> dict[str, list[float]]:
+def alternate(
+    calls: dict[str, Callable[[], object]], seconds: float, warm_up: int = 3, least: int = 5, before: dict[str, Callable[[], object]] | None = None
+) -> dict[str, list[float]]:
     """Call each contestant in turn, round after round, until every one has used its share; times in seconds per contestant.
 
     Alternating lets a slow phase of the machine hit all of them. `seconds` is per contestant, and at least `least`
     rounds are run. The order is drawn anew each round, so that nobody always runs after the same neighbour.
+    `before`: what is called first, untimed, for some of them; it brings into the caches what has room there.
     """
+    prepare = before or {}
     for call in calls.values():
         for _ in range(warm_up):
             call()
@@ -24,11 +28,16 @@ def alternate(calls: dict[str, Callable[[], object]], seconds: float, warm_up: i
     end = time.perf_counter() + seconds * len(calls)
     while len(times[names[0]]) < least or time.perf_counter() < end:
         for name in names:
+            prepare.get(name, _nothing)()
             start = time.perf_counter()
             calls[name]()
             times[name].append(time.perf_counter() - start)
         order.shuffle(names)
     return times
+
+
+def _nothing() -> None:
+    pass
 
 
 def median_ms(times: list[float]) -> float:
