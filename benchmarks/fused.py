@@ -187,11 +187,11 @@ def _kernels(gm: Any) -> list[_Kernel]:
             works = [count(texts[name]) for name in names]
             work = None if None in works else sum(works, Work())  # type: ignore[arg-type]
             between = _bytes_between(ops) if len(ops) > 1 else None
-            out.append(_Kernel(_describe(names), len(found), inputs, part, tuple(texts[n] for n in names), _places(ops, layouts), between, work, constant - weights, timed))
+            out.append(_Kernel(_name(names), len(found), inputs, part, tuple(texts[n] for n in names), _places(ops, layouts), between, work, constant - weights, timed))
     return out
 
 
-def _describe(names: tuple[str, ...]) -> str:
+def _name(names: tuple[str, ...]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]}+{len(names) - 1}"
 
 

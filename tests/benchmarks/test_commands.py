@@ -247,6 +247,33 @@ def test_groups_of_sorted_sums(monkeypatch, tmp_path):
     assert row["kernel ms"] == 2.0 * len(sums[0].timed) and row["mlirc error"] < 1e-5
 
 
+def test_kernels_of_one_op_are_one_group(monkeypatch):
+    """A group norm between convolutions, whose sums are kernels of their own: what they read counts once, however many of them read it."""
+
+    def case():
+        model = torch.nn.Sequential(torch.nn.Conv2d(8, 96, 1), torch.nn.GroupNorm(4, 96), torch.nn.SiLU(), torch.nn.Conv2d(96, 8, 3, padding=1))
+        return model.eval(), (torch.randn(1, 8, 32, 32),), {}
+
+    monkeypatch.setitem(models.MODELS, "tiny", case)
+    (group,) = groups.groups_of("tiny", torch.float32)
+    image, few = 96 * 32 * 32 * 4, 2 * 96 * 4
+    assert len(group.texts) > 2 and image <= group.moved_bytes <= image + few
+    row = groups.measure(group, ["mlirc"], 0.001)
+    assert row["calls"] == 1 and row["mlirc error"] < 1e-5 and row["kernel ms"] > 0
+
+
+def test_halves_of_a_tensor_share_its_memory(monkeypatch):
+    class Gated(torch.nn.Module):
+        def forward(self, x):
+            left, right = x.chunk(2, -1)
+            return torch.relu(right) * left
+
+    monkeypatch.setitem(models.MODELS, "tiny", lambda: (Gated(), (torch.randn(64, 256),), {}))
+    (group,) = groups.groups_of("tiny", torch.float32)
+    (halves,) = group.places
+    assert sorted(halves) == [(0, 0), (0, 128)] and groups.measure(group, ["mlirc"], 0.001)["mlirc error"] == 0
+
+
 def test_groups_are_compiled(tiny):
     """And not run in eager mode, whatever is said of the graph that they are parts of."""
     (group, *_) = groups.groups_of("tiny", torch.float32)
