@@ -5,8 +5,11 @@ Kernels that compute the same nodes are one group (the moments of a group norm w
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .arithmetic import Work, count
@@ -26,27 +29,29 @@ class Group:
     places: tuple[tuple[tuple[int, int], ...], ...] = ()
     """For each call and each tensor that it reads: the number of its memory, and elements from there to where it begins."""
     between: int | None = None
-    """Of several kernels, bytes that they read of others and that others read of them; None where sizes are symbols."""
+    """Bytes that they read of others and that others read of them; None where rows are looked up, or sizes are symbols."""
     work: Work | None = None
     """Its arithmetic; None where sizes are symbols."""
-    timed: tuple[str, ...] = ()
-    """The model's kernels that are timed in the model, for want of random numbers that would do: sums over sorted indices, and what
-    sorts them, which counts for the first group that reads it."""
+    timed: dict[str, int] = field(default_factory=dict)
+    """The kernels that are timed in the model, for want of random numbers that would do, and how often the model calls each: sums over
+    sorted indices, and what sorts them, which counts for the first group that reads it."""
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes of the inputs, each element in memory once, and of the outputs; of a table, the rows that are looked up."""
+        return self.graph_bytes if self.between is None else self.between
+
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes of the graph's inputs, each element in memory once, and of its outputs; of a table, the rows that are looked up."""
         import torch
 
-        if self.between is not None:
-            return self.between
         with torch.no_grad():
             outputs = [t for t in self.graph(*self.arguments) if isinstance(t, torch.Tensor)]
         total = sum(map(_extent, outputs))
         places = [n for n in self.graph.graph.nodes if n.op == "placeholder"]
         for place, t in zip(places, self.arguments):
             if isinstance(t, torch.Tensor):
-                looked_up = [u.meta["val"].numel() for u in place.users if str(u.target) in _LOOK_UPS and u.args[0] is place]
+                looked_up = [int(u.meta["val"].numel()) for u in place.users if str(u.target) in _LOOK_UPS and u.args[0] is place]
                 rows = sum(looked_up) * t.element_size() if len(looked_up) == len(place.users) else _extent(t)
                 total += min(rows, _extent(t))
         return total
@@ -122,7 +127,7 @@ class _Kernel:
     work: Work | None
     constant: set[Any]
     """Nodes that depend on weights alone: they are computed beforehand, and laid out as they are read."""
-    timed: tuple[str, ...]
+    timed: dict[str, int]
 
 
 def _kernels(gm: Any) -> list[_Kernel]:
@@ -171,28 +176,37 @@ def _kernels(gm: Any) -> list[_Kernel]:
             if domain.anchor is not None and domain.anchor.name == "mlirc.segments":
                 segments.add(k.name)
         places: dict[tuple[str, ...], list[tuple[set[str], list[Any]]]] = {}
-        for computed, ops in _calls(function, kernels).items():
+        calls = _calls(function)
+        for computed, ops in calls.items():
             ops = [op for op in ops if _callee(op) in texts]
             chosen = {n for n in computed if n in nodes and nodes[n].op == "call_function"}
             # What is left of a product in kernels of its own (padding, the scores of attention) is no group.
             if ops and chosen and not any(word in str(nodes[n].target) for n in chosen for word in _PRODUCTS):
                 places.setdefault(tuple(map(_callee, ops)), []).append((chosen, ops))
+        runs = Counter(_callee(op) for ops in calls.values() for op in ops)
         for names, found in places.items():
             chosen, ops = found[0]
             inputs, part = _part(gm, chosen, constant - weights)
             if constant.issuperset(inputs):
                 continue
-            timed = tuple(n for name in names if name in segments for n in (name, *sorts[name]) if n == name or n not in counted)
+            timed = [*names, *(n for name in names for n in sorts[name] if n not in counted)] if segments.intersection(names) else []
             counted.update(timed)
             works = [count(texts[name]) for name in names]
             work = None if None in works else sum(works, Work())  # type: ignore[arg-type]
-            between = _bytes_between(ops) if len(ops) > 1 else None
-            out.append(_Kernel(_name(names), len(found), inputs, part, tuple(texts[n] for n in names), _places(ops, layouts), between, work, constant - weights, timed))
+            looks_up = any(str(nodes[n].target) in _LOOK_UPS for n in chosen)
+            out.append(
+                _Kernel(
+                    _name(names), len(found), inputs, part, tuple(texts[n] for n in names), _places(ops, layouts),
+                    None if looks_up else _bytes_between(ops, layouts), work, constant - weights, {n: runs[n] for n in timed},
+                )
+            )  # fmt: skip
     return out
 
 
 def _name(names: tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]}+{len(names) - 1}"
+    """k08_native_group_norm; of several kernels k08+09+11_native_group_norm."""
+    numbers, words = zip(*(name.split("_", 1) for name in dict.fromkeys(names)))
+    return f"{'+'.join([numbers[0], *(n[1:] for n in numbers[1:])])}_{words[0]}"
 
 
 def _callee(op: Any) -> str:
@@ -201,23 +215,14 @@ def _callee(op: Any) -> str:
     return ir.FlatSymbolRefAttr(op.attributes["callee"]).value
 
 
-def _calls(function: Any, kernels: list[Any]) -> dict[frozenset[str], list[Any]]:
+def _calls(function: Any) -> dict[frozenset[str], list[Any]]:
     """The calls of kernels, by the names of the nodes that they compute."""
     from mlirc.passes import structure as st
 
-    calls = [op for op in map(st.operation, function.regions[0].blocks[0].operations) if op.name == "func.call"]
-    of_kernel: dict[str, list[Any]] = {}
-    for op in calls:
-        of_kernel.setdefault(_callee(op), []).append(op)
-    nodes = {}
-    for k in kernels:
-        ops = of_kernel.get(k.name, [])
-        for i, op in enumerate(ops):
-            each = len(k.origins) // len(ops)
-            nodes[op] = frozenset(k.origins[i * each : (i + 1) * each])
     out: dict[frozenset[str], list[Any]] = {}
-    for op in calls:
-        out.setdefault(nodes[op], []).append(op)
+    for op in map(st.operation, function.regions[0].blocks[0].operations):
+        if op.name == "func.call" and "mlirc.kernel" in op.attributes:
+            out.setdefault(frozenset(re.findall(r'"([\w.]+)"', str(op.location))), []).append(op)
     return out
 
 
@@ -230,24 +235,39 @@ def _places(calls: list[Any], layouts: Any) -> tuple[tuple[tuple[int, int], ...]
     return tuple(tuple((numbers.setdefault(p.root, len(numbers)), p.offset if isinstance(p.offset, int) else 0) for p in row) for row in found)
 
 
-def _bytes_between(calls: list[Any]) -> int | None:
-    """Bytes of what the calls read that none of them has made, and of what others read of theirs; None where sizes are symbols."""
+def _bytes_between(calls: list[Any], layouts: Any) -> int | None:
+    """Bytes of what the calls read that none of them has made, and of what others read of theirs; None where sizes are symbols.
+
+    Each element of a tensor counts once: parts of it count for as much as it has at most.
+    """
     from mlirc.passes import structure as st
     from mlirc.passes.build_plan import BYTES
 
-    read = {st.root(v): v for op in calls for v in op.operands if st.is_tensor(v)}
-    made = {v for op in calls for v in op.results}
-    values = [v for root, v in read.items() if root not in made]
-    values += [v for v in made if any(op not in calls for op in _readers(v))]
-    if any(n < 0 for v in values for n in st.shape(v)):
+    made = [v for op in calls for v in op.results]
+    read: dict[Any, dict[Any, int]] = {}
+    try:
+        for v in (v for op in calls for v in op.operands if st.is_tensor(v)):
+            place = layouts.of(v)
+            if place.root not in made:
+                sizes = tuple(n for n, step in zip(layouts.shapes.of(v), place.strides) if step != 0)
+                read.setdefault(place.root, {})[place.offset, sizes, place.strides] = math.prod(map(_known, sizes))
+        parts = [(v, sum(found.values())) for v, found in read.items()]
+        total = 0
+        for v, elements in [*parts, *((v, math.inf) for v in made if any(op not in calls for op in _readers(v)))]:
+            total += min(elements, math.prod(map(_known, layouts.shapes.of(v)))) * BYTES[str(v.type.element_type)]
+        return total
+    except _Symbol:
         return None
-    total = 0
-    for v in values:
-        nbytes = BYTES[str(v.type.element_type)]
-        for n in st.shape(v):
-            nbytes *= n
-        total += nbytes
-    return total
+
+
+class _Symbol(Exception):
+    """A size that is not known."""
+
+
+def _known(size: Any) -> int:
+    if not isinstance(size, int):
+        raise _Symbol
+    return size
 
 
 def _readers(value: Any) -> list[Any]:

@@ -204,15 +204,15 @@ class Repeat:
         """`times` calls of the function at address `f`."""
         return lambda: self.call(f, a, b, times)
 
-    def copy(self, nbytes: int, times: int) -> Callable[[], None]:
-        """`times` copies that read half of `nbytes` and write the other half."""
+    def copy(self, nbytes: int) -> Callable[[int], None]:
+        """Called with a number: so many copies that read half of `nbytes` and write the other half, which has the same memory in each."""
         size = -(-nbytes // 2 // self.block) * self.block
         source, target = _aligned(size), _aligned(size)
         source[:] = target[:] = 1
         sizes = np.array([size, source.ctypes.data], np.int64)
         address = self.library.address("copy")
 
-        def run() -> None:
+        def run(times: int) -> None:
             assert len(source) == len(target)  # which keeps them in memory
             self.call(address, target.ctypes.data, sizes.ctypes.data, times)
 

@@ -154,11 +154,6 @@ class Target:
         return self.has("sse4a")
 
     @property
-    def is_zen5(self) -> bool:
-        """Or a later one: before Zen 5 no CPU of AMD's had `avxvnni`."""
-        return self.is_amd and self.has("avxvnni")
-
-    @property
     def vector_bits(self) -> int:
         """Width of a vector register that arithmetic should use."""
         return 512 if self.has_avx512 else 256 if self.has_avx2 else 128

@@ -18,7 +18,7 @@ from .. import structure as st
 from . import tiles
 from .common import LINE, PACKED_COLUMNS, known, lanes, product
 from .contractions import ContractionStrategy
-from .fetching import MOST_DISTANCE, distance, may_fetch
+from .fetching import MOST_DISTANCE, distance, level, may_fetch
 from .heights import short_tiles
 from .loops import LoopStrategy
 from .steps import MOST_STEPS, adds_integers, most_apart, steps_together
@@ -96,7 +96,7 @@ def adjusted(kernel: KernelFunction, target: Target, strategy: Strategy, adjustm
     fields = dict(adjustment.fields)
     if adjustment.pinned and not adjustment.exact:
         fields = {name: value for name, value in fields.items() if name in _fields_of(strategy)}
-    new = _replaced(strategy, fields, target, adds_integers(kernel))
+    new = _replaced(strategy, fields, kernel, target)
     problem = new if isinstance(new, str) else impossible(kernel, target, strategy, new)
     if problem and adjustment.pinned:
         raise OptionError(f"option pin: {problem}")
@@ -111,7 +111,7 @@ def _fields_of(strategy: Strategy) -> tuple[str, ...]:
     return SEGMENTS_FIELDS if strategy.kind == "segments" else LOOP_FIELDS
 
 
-def _replaced(strategy: Strategy, fields: Mapping[str, Value], target: Target, integers: bool) -> Strategy | str:
+def _replaced(strategy: Strategy, fields: Mapping[str, Value], kernel: KernelFunction, target: Target) -> Strategy | str:
     """The strategy with these fields; or what is wrong with them."""
     known_fields = _fields_of(strategy)
     for name, value in fields.items():
@@ -139,13 +139,13 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], target: Target, i
     if (new.depth is None and strategy.depth is not None or new.tiles and new.chunk is None) and "group" not in fields:
         new = replace(new, group=1)
     if "steps" not in fields and not _without_steps(new):
-        new = replace(new, steps=steps_together(new.fetch_ahead, area, target.vector_registers, integers)[0])
+        new = replace(new, steps=steps_together(new.fetch_ahead, area, target.vector_registers, adds_integers(kernel))[0])
     new = replace(new, apart=most_apart(new.steps, target.vector_registers))
-    if "fetch_level" not in fields and not new.fetch_ahead:
-        new = replace(new, fetch_level=2)
+    in_vectors = new.fetch_ahead and not new.tiles
+    if "fetch_level" not in fields and new.fetch_ahead != strategy.fetch_ahead:
+        new = replace(new, fetch_level=level(target, 1 if new.row is None else kernel.domain.sizes[new.row])[0] if in_vectors else 2)
     if "fetch_distance" not in fields:
-        same = (new.fetch_ahead, new.fetch_level) == (strategy.fetch_ahead, strategy.fetch_level)
-        new = replace(new, fetch_distance=strategy.fetch_distance if same else distance(target, new.fetch_level) if new.fetch_ahead and not new.tiles else 0)
+        new = replace(new, fetch_distance=distance(target, new.fetch_level) if in_vectors else 0)
     if "streams" not in fields:
         new = replace(new, streams=tiles.streams(_fetched_lines(new)) if new.tiles and new.fetch_ahead else 1)
     if "results_ahead" not in fields:
@@ -186,7 +186,7 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
     for name, (low, high, why) in ranges.items():
         value = getattr(s, name)
         if not low <= value <= high:
-            valid = str(low) if low == high else f"{low} to {high}"
+            valid = "none" if high == 0 else str(low) if low == high else f"{low} to {high}"
             return f"{name}={value} is impossible for this kernel; valid: {valid} ({why})"
     if s.tiles and 16 < s.rows < 32:
         return f"rows={s.rows} is impossible for this kernel; valid: 16, or 32 (tile registers have 16 rows)"

@@ -14,7 +14,7 @@ from . import blocks
 from .adjust import Adjustment, Value, adjusted
 from .common import PACKED_COLUMNS
 from .contractions import ContractionStrategy
-from .fetching import may_fetch
+from .fetching import levels_compete, may_fetch
 from .heights import row_tile
 from .traffic import LEAST_NEAR, outer_only, panel_step
 from .widths import most_rows, sum_registers
@@ -79,7 +79,7 @@ def _proposals(kernel: KernelFunction, target: Target, model: ContractionStrateg
         if columns != model.columns:
             # Panels side by side are streams of their own.
             yield {"columns": columns, "rows": row_tile(size, most_rows(target, columns, budget)), "fetch_ahead": fetch and columns <= PACKED_COLUMNS}
-    if model.fetch_ahead:
+    if model.fetch_ahead and levels_compete(target):
         yield {"fetch_level": 3 - model.fetch_level}
     if isinstance(size, int):
         yield {"rows": -(-size // -(-size // most))}  # as high as it can be, whatever is left for the last tile

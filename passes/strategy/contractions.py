@@ -217,7 +217,7 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
         level, s.why["fetch_level"] = fetching.level(target, 1 if r.row is None else kernel.domain.sizes[r.row])
         distance = fetching.distance(target, level)
         s.why["fetch_ahead"] = "panels may come from beyond the second-level cache: each is fetched while the one before is read"
-        s.why["fetch_distance"] = "bytes, of a single register tile"
+        s.why["fetch_distance"] = "bytes, where the rows are a single register tile, and the reduction is not cut"
     first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)
     if shared is not None:
         s.why["shared"] = "neighbouring rows see the same elements through different taps: each is loaded once"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 FEW_ROWS, MANY_ROWS = 6, 32
-"""Up to which, and above which, an AMD CPU before Zen 5 had better fetch into the first-level cache: see `level`."""
+"""Up to which, and above which, an AMD CPU whose first-level cache has 32 KB had better fetch into that: see `level`."""
 
 MOST_DISTANCE = 1 << 20
 """That can be pinned."""
@@ -35,25 +35,31 @@ def sums_of_tile(target: Target, fetch: bool) -> int:
 def level(target: Target, size: object) -> tuple[int, str]:
     """The cache that tiles of `size` rows, an int or a symbol, fetch into, and why.
 
-    In the first level of an AMD CPU a line comes sooner; but there is not room for many, and what two or three tiles fetch of the next panel is
-    gone from there before it is read. With weights from memory (f32, us), by `prefetcht0` and `prefetcht1`:
+    In the first level of an AMD CPU a line comes sooner; but 32 KB have no room for many, beside the rows: what two or three tiles fetch of the
+    next panel is gone from there before it is read. With weights from memory, us, by `prefetcht0` and `prefetcht1`:
 
-        Zen 4, 4 x 768 x 3072     406   487        AVX2, 4 x 768 x 3072     397   482        Zen 5, 16 x 768 x 768    77   111
-               6 x 2048 x 2048    761   793              8 x 768 x 3072     863   450
-               8 x 768 x 3072     447   419              12 x 768 x 3072    859   585
-               12 x 2048 x 8192  5960  3788              16 x 2048 x 2048  1829  1343
-               16 x 768 x 3072    892   707              64 x 768 x 3072   2735  2765
-               32 x 768 x 3072   1465  1410
-               64 x 768 x 3072   2738  2760
+        Zen 4, f32, 4 x 768 x 3072     406   487        Zen 4, AVX2, f32, 4 x 768 x 3072     397   482
+                    6 x 2048 x 2048    761   793                          8 x 768 x 3072     863   450
+                    8 x 768 x 3072     447   419                          12 x 768 x 3072    859   585
+                    12 x 2048 x 8192  5960  3788                          16 x 2048 x 2048  1829  1343
+                    16 x 768 x 3072    892   707                          32 x 768 x 3072   1458  1473
+                    32 x 768 x 3072   1465  1410                          64 x 768 x 3072   2735  2765
+                    64 x 768 x 3072   2738  2760
+              bf16, 4 x 768 x 3072     200   245        Zen 5, f32, 16 x 768 x 768            77   111
+                    8 x 768 x 3072     245   225
+                    16 x 768 x 3072    458   369
 
-    On a Zen 5, whose first level has 48 KB, the second has what falls out of the first, and `prefetcht1` gains nothing.
+    The number of rows is a symbol (Zen 4, f32): 4 x 2048 x 2048 takes 813 and 774, 4 x 768 x 3072 389 and 473, 8 x 768 x 3072 459 and 385,
+    16 x 768 x 3072 861 and 733.
     """
     if not target.is_amd:
         return 2, "the first one has the rows"
-    if target.is_zen5:
-        return 1, "an AMD CPU from Zen 5 on"
-    first = isinstance(size, int) and not FEW_ROWS < size <= MANY_ROWS
-    return (1, "an AMD CPU, and few rows or many") if first else (2, f"more than {FEW_ROWS} rows, whose tiles fill the first one")
+    if not levels_compete(target):
+        return 1, "an AMD CPU, whose first one has 48 KB"
+    if not isinstance(size, int):
+        return 2, "an AMD CPU, and the rows may be more than have room in its first one"
+    few = size <= FEW_ROWS
+    return (1, f"an AMD CPU, and {'few' if few else 'many'} rows") if few or size > MANY_ROWS else (2, f"{size} rows, whose tiles fill the first one")
 
 
 def distance(target: Target, level: int) -> int:
@@ -66,8 +72,13 @@ def distance(target: Target, level: int) -> int:
         Zen 3, first level, 4 x 768 x 3072, from memory                  2 KB 466        3 KB 508   8 KB 529
         Zen 3, first level, 4 x 768 x 3072, from the third level         2 KB 199                   8 KB 209
     """
-    if not target.is_amd:
-        return 8 << 10 if level == 1 else 96 << 10
-    if level == 2 or target.is_zen5:
-        return 8 << 10
-    return 4 << 10 if target.has_avx512 else 2 << 10
+    if level == 2:
+        return 8 << 10 if target.is_amd else 96 << 10
+    if not target.has_avx512:
+        return 2 << 10
+    return 4 << 10 if levels_compete(target) else 8 << 10
+
+
+def levels_compete(target: Target) -> bool:
+    """Whether it depends on the rows which level is better: on AMD's CPUs before Zen 5, whose first one has 32 KB."""
+    return target.is_amd and target.caches.first < 48 << 10

@@ -274,6 +274,35 @@ def test_halves_of_a_tensor_share_its_memory(monkeypatch):
     assert sorted(halves) == [(0, 0), (0, 128)] and groups.measure(group, ["mlirc"], 0.001)["mlirc error"] == 0
 
 
+def test_groups_beside_a_call_of_aten(monkeypatch):
+    class Sorted(torch.nn.Module):
+        def forward(self, x):
+            return torch.sort(x)[0] * 2
+
+    monkeypatch.setitem(models.MODELS, "tiny", lambda: (Sorted(), (torch.randn(64, 8),), {}))
+    assert [g.calls for g in groups.groups_of("tiny", torch.float32)] == [1]
+
+
+def test_groups_look_up_what_the_model_does(monkeypatch):
+    """Also where the indices are a part of a tensor; and none is written to."""
+
+    class Lookup(torch.nn.Module):
+        def forward(self, table, ids):
+            left, right = ids.chunk(2)
+            return table[right].relu() * 2, left * 3 + 1
+
+    ids = torch.randint(0, 1000, (128,))
+    monkeypatch.setitem(models.MODELS, "tiny", lambda: (Lookup(), (torch.randn(1000, 16), ids), {}))
+    found = groups.groups_of("tiny", torch.float32)
+    look_up = next(g for g in found if "index" in g.name)
+    _, (_, _, slots, memory) = groups._of_the_model(look_up, 0)
+    assert any(kept.dtype == torch.int64 and torch.equal(kept[-64:], ids[64:]) for kept in memory.values())
+    before = ids.clone()
+    for group in found:
+        assert groups.measure(group, ["mlirc"], 0.001)["mlirc error"] == 0
+    assert torch.equal(ids, before)
+
+
 def test_groups_are_compiled(tiny):
     """And not run in eager mode, whatever is said of the graph that they are parts of."""
     (group, *_) = groups.groups_of("tiny", torch.float32)

@@ -21,6 +21,7 @@ from mlirc.tests.passes.graph_text import generic
 from mlirc.tests.passes.strategy.test_blocks import linear
 from mlirc.tests.passes.strategy.test_select import convolution, elementwise, product, row_sums
 from mlirc.tests.passes.vectorize.kernels import kernel
+from mlirc.tests.passes.vectorize.test_contraction import streamed
 from mlirc.tests.passes.vectorize.test_depthwise import depthwise
 from mlirc.tests.passes.vectorize.test_tiles import LINEAR, deep, image, symbolic, taps
 
@@ -194,6 +195,7 @@ def test_tiles_have_the_shapes_of_tile_registers():
         (taps(LINEAR), "rows_copied=true", "rows_copied=true is impossible .* valid: false"),
         (product(64, 64, 64), "rows_copied=true", "valid: false .only products on tiles"),
         (product(64, 64, 64), "fetch_ahead=true", "valid: false .only products on tiles"),
+        (product(64, 64, 64), "fetch_distance=4096", "fetch_distance=4096 is impossible .* valid: none .nothing is fetched"),
         (product(64, 64, 64), "lines=0", "lines=0 is impossible .* valid: none .the class of the lines of an image"),
         (image(14, 16), "lines=1", "lines=1 is impossible .* valid: 0 or none"),
         (image(14, 16), "lines=none", "rows=32 is impossible .* valid: 14 .there are 14 rows"),
@@ -204,6 +206,16 @@ def test_tiles_have_the_shapes_of_tile_registers():
 def test_what_tiles_cannot_do(text, pin, said):
     with pytest.raises(OptionError, match=said):
         change(text, pin, "sapphirerapids")
+
+
+@pytest.mark.parametrize("rows, cpu, pin, fetched", [
+    (1, "znver3", "fetch_ahead=true, columns=2", (1, 2 << 10)), (4, "znver4", "fetch_level=2", (2, 8 << 10)), (4, "znver4", "rows=2", (1, 4 << 10)),
+    (4, "znver4", "fetch_ahead=false", (2, 0)), (4, "znver5", "rows=2", (1, 8 << 10)), (4, "skylake-avx512", "fetch_level=1", (1, 8 << 10)),
+    (4, "skylake-avx512", "fetch_distance=4096", (2, 4 << 10)),
+])  # fmt: skip
+def test_how_far_is_fetched_follows_the_level(rows, cpu, pin, fetched):
+    new = change(streamed(rows, 768, 16 if cpu == "znver3" else 32), pin, cpu)
+    assert (new.fetch_level, new.fetch_distance) == fetched
 
 
 def test_what_was_measured_and_is_impossible_is_left_out():
