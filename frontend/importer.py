@@ -41,7 +41,7 @@ from .registry import COMPLEX_LOWERINGS, LeaveGraph, Unsupported, lowering_of
 from .replay import aliases_of_inputs, replay_of
 from .saved import follow_bases, relaid
 from .shared_memory import distance, is_detached, shows, storage
-from .subgraphs import CALLED, expand_subgraphs
+from .subgraphs import CALLED, WRITERS, expand_subgraphs, offsets_within_bases
 
 
 def import_graph(
@@ -388,6 +388,8 @@ class _Importer:
             return x.expr if isinstance(x, Scalar) else x
 
         arguments = torch.utils._pytree.tree_map(slot, (list(args), dict(kwargs)), is_leaf=lambda x: isinstance(x, (T, Scalar)))
+        if n.target in WRITERS:
+            arguments[1].update(offsets_within_bases(n, arguments[1]))
         value = n.meta.get("val")
         single = not isinstance(value, (list, tuple))
         metas = [value] if single else list(value)

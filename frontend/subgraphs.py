@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from .decompositions import decompositions
+from .extents import normal
 from .imported import AtenCall, Subgraph
 
 ops = torch.ops.higher_order
@@ -142,6 +143,23 @@ def _replace(node: torch.fx.Node, results: Any) -> None:
 def _replace_by_number(node: torch.fx.Node, number: Any) -> None:
     for user in list(node.users):
         user.args, user.kwargs = torch.fx.map_arg((user.args, user.kwargs), lambda n: number if n is node else n)  # type: ignore[assignment]
+
+
+def offsets_within_bases(node: torch.fx.Node, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of a writer, where views of its bases begin so many elements behind the bases and not behind their storages.
+
+    A base is handed over in memory that begins with it: an input that lies further back in its storage does not any more.
+    """
+    bases, out = node.kwargs.get("_all_bases", ()), dict(arguments)
+    for name, value in arguments.items():
+        place = f"{name.removesuffix(_OFFSET)}_base_index"
+        if name.endswith(_OFFSET) and place in arguments:
+            base = bases[arguments[place]]  # type: ignore[index]
+            out[name] = normal(value - normal(base.meta["val"].storage_offset()))  # type: ignore[union-attr]
+    return out
+
+
+_OFFSET = "_storage_offset"
 
 
 def compiled_calls(calls: Sequence[AtenCall], compiler: Callable[[torch.fx.GraphModule, list[Any]], Callable[[list[Any]], list[Any]]]) -> None:

@@ -267,3 +267,29 @@ def test_around_an_op_that_writes():
 
     graphs = agree(f, R(5))
     assert left(graphs) == ["auto_functionalized_v2"] and graphs[0].kernels
+
+
+@torch.library.custom_op("mlirc_test::add_one_and_row", mutates_args=("x",))
+def add_one_and_row(x: torch.Tensor) -> None:
+    x.add_(1 + torch.arange(x.shape[0], dtype=x.dtype)[:, None])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("view", [lambda x: x.mT, lambda x: x[1:].mT, lambda x: x.view(-1)[2:8].view(2, 3).mT, lambda x: (x * 2)[1:, 1:].mT], ids=["turned", "a part", "unlike", "made"])
+def test_around_an_op_that_writes_to_a_view_of_an_input(view, dynamic):
+    """The input lies behind others in its storage."""
+
+    def f(x):
+        add_one_and_row(view(x))
+        return x * 2
+
+    for first in (0, 2):
+        torch._dynamo.reset()
+        x, expected = (torch.arange(30.0).view(10, 3)[first : first + 4] for _ in range(2))
+        compiled = torch.compile(f, backend="mlirc", dynamic=dynamic)
+        torch.testing.assert_close(compiled(x), f(expected), rtol=0, atol=0)
+        torch.testing.assert_close(x, expected, rtol=0, atol=0)
+        if dynamic:
+            x, expected = (torch.arange(39.0).view(13, 3)[first : first + 6] for _ in range(2))
+            torch.testing.assert_close(compiled(x), f(expected), rtol=0, atol=0)
+            torch.testing.assert_close(x._base, expected._base, rtol=0, atol=0)
