@@ -82,11 +82,11 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
     found: list[Group] = []
 
     def compiler(gm: Any, inputs: Any, direction: str) -> Callable[[list[Any]], Any]:
-        kernels = _kernels(gm)
+        groups = _groups(model, gm)
 
         def run(arguments: list[Any]) -> Any:
             values: dict[str, Any] = {}
-            needed = {n.name for k in kernels for n in k.inputs}
+            needed = {n.name for g in groups for n in g.inputs}
 
             class Record(torch.fx.Interpreter):
                 def run_node(self, n: Any) -> Any:
@@ -96,9 +96,10 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
                     return value
 
             out = Record(gm).run(*arguments)
-            if any(k.name for k in kernels):
-                found.extend(Group(model, k.name, k.calls, k.graph, [_laid_out(values[n.name], n in k.constant) for n in k.inputs], k.texts, k.places, k.between, k.work, k.timed) for k in kernels)
-                kernels.clear()
+            for g in groups:
+                g.group.arguments = [_laid_out(values[n.name], n in g.constant) for n in g.inputs]
+                found.append(g.group)
+            groups.clear()
             arguments.clear()
             return out
 
@@ -116,21 +117,16 @@ def groups_of(model: str, dtype: Any, dynamic: bool = False) -> list[Group]:
 
 
 @dataclass
-class _Kernel:
-    name: str
-    calls: int
+class _Found:
+    group: Group
+    """Without arguments."""
     inputs: list[Any]
-    graph: Any
-    texts: tuple[str, ...]
-    places: tuple[tuple[tuple[int, int], ...], ...]
-    between: int | None
-    work: Work | None
+    """The nodes that these are the values of."""
     constant: set[Any]
     """Nodes that depend on weights alone: they are computed beforehand, and laid out as they are read."""
-    timed: dict[str, int]
 
 
-def _kernels(gm: Any) -> list[_Kernel]:
+def _groups(model: str, gm: Any) -> list[_Found]:
     """The kernels without products of a graph, those of the same nodes together, as a graph of the nodes that their first calls compute."""
     from mlirc.dialects.mlir import ir
     from mlirc.dialects.own import load_for
@@ -194,12 +190,11 @@ def _kernels(gm: Any) -> list[_Kernel]:
             works = [count(texts[name]) for name in names]
             work = None if None in works else sum(works, Work())  # type: ignore[arg-type]
             looks_up = any(str(nodes[n].target) in _LOOK_UPS for n in chosen)
-            out.append(
-                _Kernel(
-                    _name(names), len(found), inputs, part, tuple(texts[n] for n in names), _places(ops, layouts),
-                    None if looks_up else _bytes_between(ops, layouts), work, constant - weights, {n: runs[n] for n in timed},
-                )
+            group = Group(
+                model, _name(names), len(found), part, [], tuple(texts[n] for n in names), _places(ops, layouts),
+                None if looks_up else _bytes_between(ops, layouts), work, {n: runs[n] for n in timed},
             )  # fmt: skip
+            out.append(_Found(group, inputs, constant - weights))
     return out
 
 
@@ -282,14 +277,13 @@ def _readers(value: Any) -> list[Any]:
 
 def _sorts(function: Any, sorting: set[str]) -> dict[str, list[str]]:
     """For each kernel the ones of those that are `sorting` whose results it reads, at first hand or through others of them."""
-    from mlirc.dialects.mlir import ir
     from mlirc.passes import structure as st
 
     made: dict[Any, list[str]] = {}
     read: dict[str, list[str]] = {}
     for op in map(st.operation, function.regions[0].blocks[0].operations):
         if op.name == "func.call":
-            name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+            name = _callee(op)
             read[name] = list(dict.fromkeys(n for v in op.operands if st.is_tensor(v) for n in made.get(st.root(v), [])))
             if name in sorting:
                 made.update((v, [name, *read[name]]) for v in op.results)
@@ -298,7 +292,6 @@ def _sorts(function: Any, sorting: set[str]) -> dict[str, list[str]]:
 
 def _run_once(function: Any, weights: set[int]) -> set[str]:
     """The kernels that read weights alone, or what others such have made of them."""
-    from mlirc.dialects.mlir import ir
     from mlirc.passes import structure as st
 
     block = function.regions[0].blocks[0]
@@ -307,7 +300,7 @@ def _run_once(function: Any, weights: set[int]) -> set[str]:
     for op in map(st.operation, block.operations):
         if op.name == "func.call" and op.operands and all(st.root(v) in constant for v in op.operands if st.is_tensor(v)):
             constant.update(op.results)
-            names.add(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
+            names.add(_callee(op))
     return names
 
 

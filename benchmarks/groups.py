@@ -68,7 +68,8 @@ def measure(group: Group, backends: list[str], seconds: float, rates: Rates | No
         natives, memory = [native for native, _ in found if native is not None], [kept for _, kept in found]
         if not natives or len(natives) < len(group.texts):
             natives = [runner.program.last_call()] if hasattr(runner, "program") else []
-            row["bytes"] = group.graph_bytes if not group.timed else row["bytes"]
+            if not group.timed:
+                row["bytes"] = group.graph_bytes
         copy = repeat.copy(row["bytes"])
         first = {"bytes": lambda: copy(1), **{f"kernel {i}": repeat.function(*native, 1) for i, native in enumerate(natives)}}
         times = {name: _times(call) for name, call in first.items()}

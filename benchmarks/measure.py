@@ -19,7 +19,6 @@ def alternate(
     rounds are run. The order is drawn anew each round, so that nobody always runs after the same neighbour.
     `before`: what is called first, untimed, for some of them; it brings into the caches what has room there.
     """
-    prepare = before or {}
     for call in calls.values():
         for _ in range(warm_up):
             call()
@@ -28,16 +27,13 @@ def alternate(
     end = time.perf_counter() + seconds * len(calls)
     while len(times[names[0]]) < least or time.perf_counter() < end:
         for name in names:
-            prepare.get(name, _nothing)()
+            if before and name in before:
+                before[name]()
             start = time.perf_counter()
             calls[name]()
             times[name].append(time.perf_counter() - start)
         order.shuffle(names)
     return times
-
-
-def _nothing() -> None:
-    pass
 
 
 def median_ms(times: list[float]) -> float:

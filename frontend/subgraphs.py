@@ -146,15 +146,15 @@ def _replace_by_number(node: torch.fx.Node, number: Any) -> None:
 
 
 def offsets_within_bases(node: torch.fx.Node, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a writer, where views of its bases begin so many elements behind the bases and not behind their storages.
+    """Those of a writer's keyword arguments that say where views of its bases begin: behind the bases, and not behind their storages.
 
     A base is handed over in memory that begins with it: an input that lies further back in its storage does not any more.
     """
-    bases, out = node.kwargs.get("_all_bases", ()), dict(arguments)
+    out = {}
     for name, value in arguments.items():
         place = f"{name.removesuffix(_OFFSET)}_base_index"
         if name.endswith(_OFFSET) and place in arguments:
-            base = bases[arguments[place]]  # type: ignore[index]
+            base = node.kwargs["_all_bases"][arguments[place]]  # type: ignore[index]
             out[name] = normal(value - normal(base.meta["val"].storage_offset()))  # type: ignore[union-attr]
     return out
 

@@ -10,7 +10,6 @@ from ...dialects.mlir import ir
 from .. import structure as st
 from . import blocks, fetching, tiles, traffic
 from .common import PACKED_COLUMNS, WORK_PER_THREAD, has_functions, known, lanes, product
-from .fetching import may_fetch, sums_of_tile
 from .heights import SUMS_UNDER_WAY, high_row_tile, row_tile, short_tiles
 from .steps import adds_integers, most_apart, sets_of_sums, steps_together
 from .stream import WHY_STREAMED, streamed_by_product
@@ -191,7 +190,7 @@ def _on_tiles(kernel: KernelFunction, r: Roles, target: Target, s: ContractionSt
 def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy:
     """A tile of sums in vector registers, and the blocks of the reduction around it; of a depthwise convolution with its taps."""
     shared = _shared(kernel, r)
-    fetch = shared is None and may_fetch(kernel, r, target, s.lanes)
+    fetch = shared is None and fetching.may_fetch(kernel, r, target, s.lanes)
     panels, reason = panels_together(kernel, r, target, s.lanes) if fetch else (1, "")
     if panels > 1:
         fetch, columns, s.why["columns"] = False, PACKED_COLUMNS * panels, reason
@@ -357,7 +356,7 @@ def _most_rows(
     kernel: KernelFunction, r: Roles, target: Target, columns: int, shared: int | None, fetch: bool, copied: bool
 ) -> tuple[int, str]:
     """How many rows a register tile may have, which are copied or read where they are, and why."""
-    budget = sums_of_tile(target, fetch)
+    budget = fetching.sums_of_tile(target, fetch)
     reason = f"{target.vector_registers} registers: {budget} for sums"
     if shared is not None:
         taps = known(kernel.domain.sizes[shared])

@@ -221,6 +221,14 @@ def test_limits():
     assert limits.read_gbytes(1 << 20, 0.01) > 0.1
 
 
+def test_contestants_are_prepared_right_before_they_are_timed():
+    order = []
+    calls = {name: lambda name=name: order.append(name) for name in ("one", "other")}
+    times = measure.alternate(calls, 0.0, warm_up=0, least=4, before={"one": lambda: order.append("before")})
+    assert len(times["one"]) == len(times["other"]) == order.count("before") == 4
+    assert all(order[i - 1] == "before" for i, name in enumerate(order) if name == "one")
+
+
 def test_groups(tiny, tmp_path):
     out = tmp_path / "rows.jsonl"
     command = ["--models", "tiny", "--backends", "eager,mlirc", "--seconds", "0.001", "--out", str(out)]
