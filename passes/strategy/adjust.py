@@ -16,13 +16,14 @@ from ...dialects import builders
 from ...errors import OptionError
 from .. import structure as st
 from . import tiles
+from .ahead import follows_rows, windows
 from .common import LINE, PACKED_COLUMNS, known, lanes, product
 from .contractions import ContractionStrategy
 from .fetching import MOST_DISTANCE, distance, level, may_fetch
 from .heights import short_tiles
 from .loops import LoopStrategy
 from .steps import MOST_STEPS, adds_integers, most_apart, steps_together
-from .traffic import copies, copy_pitch, follows_rows, panel_step
+from .traffic import copies, copy_pitch, panel_step
 from .widths import UNPACKED_COLUMNS, sum_registers
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], kernel: KernelFun
     if "results_ahead" not in fields:
         new = replace(new, results_ahead=new.results_ahead and new.in_rows)
     if "rows_ahead" not in fields:
-        new = replace(new, rows_ahead=new.rows_ahead if new.in_rows else None)
+        new = replace(new, rows_ahead=new.rows_ahead if _fetches_rows(kernel, new) else None)
     if "reads_ahead" not in fields:
         new = replace(new, reads_ahead=new.reads_ahead and _reads_ahead(new))
     if "overlapped" not in fields:
@@ -207,8 +208,8 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
         return f"overlapped=true is impossible for this kernel; valid: false ({problem})"
     if s.results_ahead and (not s.in_rows or len(kernel.domain.siblings) > 1):
         return "results_ahead=true is impossible for this kernel; valid: false (it wants sums in vector registers, no siblings, and neither turned nor depth)"
-    if s.rows_ahead is not None and not (s.rows_ahead <= 2 and _follows_rows(kernel, s)):
-        valid = "1, 2 or none (levels of caches)" if _follows_rows(kernel, s) else "none (it wants sums in vector registers, and rows that are read from end to end)"
+    if s.rows_ahead is not None and not (s.rows_ahead <= 2 and _fetches_rows(kernel, s)):
+        valid = "1, 2 or none (levels of caches)" if _fetches_rows(kernel, s) else "none (it wants sums in vector registers, and rows that are read from end to end or a window of an image)"
         return f"rows_ahead={s.rows_ahead} is impossible for this kernel; valid: {valid}"
     if s.reads_ahead and (not _reads_ahead(s) or len(kernel.domain.siblings) > 1 and not s.tiles):
         return (
@@ -314,11 +315,12 @@ def _reads_ahead(s: ContractionStrategy) -> bool:
     return not s.turned and s.lines is None and not s.lanes_first if s.tiles else s.in_rows
 
 
-def _follows_rows(kernel: KernelFunction, s: ContractionStrategy) -> bool:
+def _fetches_rows(kernel: KernelFunction, s: ContractionStrategy) -> bool:
     """Whether the next register tile's rows can be fetched."""
     from ..vectorize.roles import roles
 
-    return s.in_rows and follows_rows(kernel, roles(kernel))
+    r = roles(kernel)
+    return s.in_rows and follows_rows(kernel, r) or s.in_registers and windows(kernel, r, s.words) is not None
 
 
 def _apart(kernel: KernelFunction, s: ContractionStrategy) -> str:

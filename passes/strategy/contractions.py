@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from ...dialects import builders
 from ...dialects.mlir import ir
 from .. import structure as st
-from . import blocks, fetching, tiles, traffic
+from . import ahead, blocks, fetching, tiles, traffic
 from .common import PACKED_COLUMNS, WORK_PER_THREAD, has_functions, known, lanes, product
-from .heights import SUMS_UNDER_WAY, high_row_tile, row_tile, short_tiles
+from .heights import LOW_TILE, SUMS_UNDER_WAY, high_row_tile, low_tiles, row_tile, short_tiles
 from .steps import adds_integers, most_apart, sets_of_sums, steps_together
 from .stream import WHY_STREAMED, streamed_by_product
 from .widths import columns_of_tile, in_pairs, most_rows, panels_together
@@ -104,7 +104,8 @@ class ContractionStrategy:
     """Whether that epilogue fetches what it will read of the same rows for the next lane block, besides their sums; or a register tile in
     vector registers what its own will read, before its products."""
     rows_ahead: int | None = None
-    """The cache into which a register tile in vector registers fetches the rows that the next one reads, a line of each while it multiplies one."""
+    """The cache into which a register tile in vector registers fetches the rows that the next one reads, a line of each while it multiplies one;
+    of a convolution, what these show of the image for the first time, a part at each place of a window."""
     results_ahead: bool = False
     """Whether a register tile in vector registers fetches the lines that it will store, before its products."""
     row_tiles: int = 4
@@ -119,9 +120,14 @@ class ContractionStrategy:
     """A reason for each choice, for people."""
 
     @property
+    def in_registers(self) -> bool:
+        """Whether a register tile is a loop over the whole reduction, whose sums are in vectors along the lanes."""
+        return not self.tiles and self.depth is None and self.dot is None and self.shared is None and self.lane is not None
+
+    @property
     def in_rows(self) -> bool:
-        """Whether the products of a register tile and their epilogue are in one piece, which stores along its rows."""
-        return not self.tiles and self.depth is None and not self.turned and self.dot is None and self.shared is None and self.lane is not None
+        """Whether its epilogue follows at once, and stores along its rows."""
+        return self.in_registers and not self.turned
 
 
 def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
@@ -140,9 +146,9 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     strategy = _with_addresses(kernel, _with_grain(kernel, r, _with_epilogue(kernel, r, target, strategy)))
     if large := streamed_by_product(kernel, strategy):
         why["streamed"] = WHY_STREAMED
-    ahead = traffic.ahead(kernel, r, words, strategy.rows, strategy.columns * n, target, stored=len(large) < len(kernel.results)) if strategy.in_rows else {}
-    why.update({name: reason for name, (_, reason) in ahead.items()})
-    return replace(strategy, streamed=large, **{name: value for name, (value, _) in ahead.items()})  # type: ignore[arg-type]
+    fetched = ahead.ahead(kernel, r, strategy, target, stored=len(large) < len(kernel.results))
+    why.update({name: reason for name, (_, reason) in fetched.items()})
+    return replace(strategy, streamed=large, **{name: value for name, (value, _) in fetched.items()})  # type: ignore[arg-type]
 
 
 def _streamed(kernel: KernelFunction, r: Roles, target: Target, s: ContractionStrategy) -> ContractionStrategy | None:
@@ -267,9 +273,9 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, target: Target, s: Contract
     if s.tiles:
         s.why["overlapped"] = apart or "vectors store 32 rows while tiles multiply the next 32"
     possible = s.tiles and not turned and s.lines is None and not s.lanes_first
-    ahead = tiles.reads_ahead(kernel, r, target.caches) if possible else ""
-    if ahead:
-        s.why["reads_ahead"] = ahead
+    fetched = tiles.reads_ahead(kernel, r, target.caches) if possible else ""
+    if fetched:
+        s.why["reads_ahead"] = fetched
     looped = s.rows * s.columns > 4 and ops > most and (turned or not s.tiles)
     # Around a call, tiles would have to be configured anew.
     called = not s.tiles and (ops > 1 if turned else looped and ops >= CALLED_EPILOGUE)
@@ -280,7 +286,7 @@ def _with_epilogue(kernel: KernelFunction, r: Roles, target: Target, s: Contract
     if together > 1:
         s.why["epilogue_rows"] = "chains that one row has too few of"
     return replace(
-        s, turned=turned, overlapped=not apart, reads_ahead=bool(ahead), row_tiles=row_tiles, looped_epilogue=looped, called_epilogue=called, epilogue_rows=together
+        s, turned=turned, overlapped=not apart, reads_ahead=bool(fetched), row_tiles=row_tiles, looped_epilogue=looped, called_epilogue=called, epilogue_rows=together
     )  # fmt: skip
 
 
@@ -362,6 +368,8 @@ def _most_rows(
         taps = known(kernel.domain.sizes[shared])
         budget, reason = max(budget - taps, budget // 2), f"{reason}, fewer by {taps} for the taps"
     limit, reason = most_rows(target, columns, budget, in_pairs(kernel, r)), f"{reason}, {columns} to a row"
+    if not copied and shared is None and low_tiles(kernel, r, target):
+        limit, reason = min(limit, LOW_TILE), f"{reason}; f32 on an AMD CPU: lower tiles wait less for their rows"
     near = min((blocks.same_set_rows(step, target.caches) for step in traffic.row_steps(kernel, r)), default=limit)
     if not copied and near < limit:
         return near, f"rows a multiple of {blocks.SETS * target.caches.first_ways // near} bytes apart evict one another: the first-level cache has room for {near}"

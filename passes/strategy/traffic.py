@@ -14,11 +14,10 @@ from ...dialects.mlir import ir
 from .. import structure as st
 from . import blocks
 from .common import LINE, known, product
-from .tiles import FEW_PANELS, SUM_BYTES, bytes_of, reads_of_rows
+from .tiles import FEW_PANELS, SUM_BYTES
 
 if TYPE_CHECKING:
     from ...lowering.caches import Caches
-    from ...lowering.target import Target
     from ..vectorize.kernel import KernelFunction
     from ..vectorize.roles import Roles
 
@@ -41,7 +40,7 @@ def lanes_first(kernel: KernelFunction, r: Roles, width: int, caches: Caches) ->
     assert op is not None
     packed, image = r.along_lanes, r.along_rows
     blocks_of_lanes = -(-known(kernel.domain.sizes[r.lane]) // width)  # type: ignore[index]
-    panels, whole = (_bytes(op.operands[i], kernel) for i in (packed, image))
+    panels, whole = (tensor_bytes(op.operands[i], kernel) for i in (packed, image))
     outer = product(r.outer, kernel.domain.sizes)
     resident = blocks.resident(caches)
     by_rows = panels * outer if panels > resident else 0
@@ -66,7 +65,7 @@ def groups_first(kernel: KernelFunction, r: Roles, caches: Caches) -> tuple[bool
     channel_bytes = known(kernel.shapes.of(image)[-1]) * builders.element_type(image).width // 8
     again = max(LINE // max(channel_bytes, 1), 1)
     stays = caches.second * 3 // 4
-    moved = [_bytes(v, kernel) if _bytes(v, kernel) > stays else 0 for v in (panels, image)]
+    moved = [tensor_bytes(v, kernel) if tensor_bytes(v, kernel) > stays else 0 for v in (panels, image)]
     rounds = product(others, kernel.domain.sizes)
     return again * moved[1] < rounds * moved[0], (
         f"{again * moved[1] >> 10} KB of the image come from beyond the second-level cache then, else {rounds * moved[0] >> 10} KB of the panels, "
@@ -83,7 +82,7 @@ f32, with rows of 3 KB, 16.3 instead of 15.7."""
 def stores_lanes_last(kernel: KernelFunction, r: Roles, caches: Caches) -> bool:
     """Whether lines of a result that is contiguous along the rows are still in the second-level cache when the next block of rows comes, only if
     the blocks of lanes are the outermost loop."""
-    return not r.outer and _row_bytes(kernel, r) <= SHORT_ROW and sum(_bytes(v, kernel) for v in kernel.results) > blocks.resident(caches)
+    return not r.outer and _row_bytes(kernel, r) <= SHORT_ROW and sum(tensor_bytes(v, kernel) for v in kernel.results) > blocks.resident(caches)
 
 
 def outer_only(kernel: KernelFunction, r: Roles) -> bool:
@@ -107,7 +106,7 @@ def _row_bytes(kernel: KernelFunction, r: Roles) -> int:
     return product(r.reductions, kernel.domain.sizes) * builders.element_type(op.operands[r.along_rows]).width // 8
 
 
-def _bytes(value: ir.Value, kernel: KernelFunction) -> int:
+def tensor_bytes(value: ir.Value, kernel: KernelFunction) -> int:
     n = builders.element_type(value).width // 8
     for size in kernel.shapes.of(value):
         n *= known(size)
@@ -139,11 +138,11 @@ def streams(kernel: KernelFunction, r: Roles, caches: Caches, rows: int, width: 
         return False
     shape = [width, st.word(op)] if st.WORDS in op.attributes else [width]
     most = blocks.resident(caches) if isinstance(size, int) and size <= rows else caches.first
-    packed = st.is_packed(op, r.along_lanes) and all(st.owner(v) is None and len(st.shape(v)) == 2 + len(shape) and [*st.shape(v)[2:]] == shape for v in _panels(kernel, r))
-    return packed and sum(_bytes(v, kernel) for v in _panels(kernel, r)) > most
+    packed = st.is_packed(op, r.along_lanes) and all(st.owner(v) is None and len(st.shape(v)) == 2 + len(shape) and [*st.shape(v)[2:]] == shape for v in packed_operands(kernel, r))
+    return packed and sum(tensor_bytes(v, kernel) for v in packed_operands(kernel, r)) > most
 
 
-def _panels(kernel: KernelFunction, r: Roles) -> list[ir.Value]:
+def packed_operands(kernel: KernelFunction, r: Roles) -> list[ir.Value]:
     """The operands that have the lanes: one for each sibling."""
     return [op.operands[r.along_lanes] for op in kernel.domain.siblings]
 
@@ -164,7 +163,7 @@ def near(
     if r.row is None or r.lane is None or op is None:
         return None
     # Of one outer row, where each has its own; there may be none.
-    panels = sum(_bytes(v, kernel) for v in _panels(kernel, r))
+    panels = sum(tensor_bytes(v, kernel) for v in packed_operands(kernel, r))
     panels = panels if outer_only(kernel, r) else panels // max(product(r.outer, d.sizes), 1)
     if len(r.reductions) == 1 and not turned and panels <= blocks.resident(caches):
         why["near"] = (
@@ -311,88 +310,3 @@ def row_pitch(columns: int, size: int) -> int | None:
     """
     row = columns * size
     return copy_pitch(columns, size) if row >= FAR and row % (blocks.SETS // 2) == 0 else None
-
-
-STEPS_AHEAD, ROWS_AHEAD, BYTES_AHEAD = 512, 64, 2048
-"""Of the reduction, rows, and bytes from row to row, from which on what a register tile stores is fetched before. In f32, with weights from
-memory, 128 x 768 x 3072 takes 4.25 instead of 4.5 ms and 128 x 768 x 2304 3.15 instead of 3.5; with weights in cache 4.1 instead of 4.35, and
-2.98 instead of 3.02. But 16 x 768 x 3072 takes 645 instead of 630 us, 128 x 128 x 3072 716 instead of 701, and convolutions of ResNet-50, whose
-rows follow one another, up to 5% longer."""
-
-
-def ahead(kernel: KernelFunction, r: Roles, words: int | None, rows: int, width: int, target: Target, stored: bool) -> dict[str, tuple[bool | int, str]]:
-    """What a register tile of so many rows and columns in vector registers had better fetch before it is read or, if results are `stored` in
-    caches, written: field -> (value, reason)."""
-    level, reason = rows_ahead(kernel, r, rows, width, target.caches)
-    reasons = {"results_ahead": results_ahead(kernel, r, words, target.caches) if stored else "", "reads_ahead": reads_ahead(kernel, r, words, target)}
-    return {**{name: (True, why) for name, why in reasons.items() if why}, **({"rows_ahead": (level, reason)} if level else {})}
-
-
-def results_ahead(kernel: KernelFunction, r: Roles, words: int | None, caches: Caches) -> str:
-    """Why a register tile had better fetch what it will store; empty if not: siblings store parts of theirs in turns, and where all panels
-    stay in the second-level cache, rows are stored from end to end."""
-    d = kernel.domain
-    rows = d.sizes[r.row] if r.row is not None else 1
-    if r.lane is None or not isinstance(rows, int) or rows < ROWS_AHEAD or len(d.siblings) > 1:
-        return ""
-    steps = product(r.reductions, d.sizes) // (1 if words is None else st.word(d.anchor))  # type: ignore[arg-type]
-    apart = min((a.steps.get(r.row) or 0) * builders.element_type(a.value).width // 8 for a in kernel.accesses.items if a.store)  # type: ignore[arg-type]
-    if steps < STEPS_AHEAD or apart < BYTES_AHEAD or sum(_bytes(v, kernel) for v in _panels(kernel, r)) <= blocks.resident(caches):
-        return ""
-    return f"stores would wait for a line of each row, {apart} bytes apart, which no prefetcher sees coming, behind {steps} steps"
-
-
-def reads_ahead(kernel: KernelFunction, r: Roles, words: int | None, target: Target) -> str:
-    """Why a register tile in vector registers had better fetch what its epilogue will read, before its products; empty if not.
-
-    10,000 x 128 x 256 with a sum with another tensor and relu takes 3.4 instead of 4.0 ms in bf16 and 8.2 instead of 8.6 in f32 (Zen 4),
-    where what it reads is in the third level 0 to 2% less (ResNet-50's residuals). On other CPUs than AMD's it was not measured.
-    """
-    reads, d = reads_of_rows(kernel, r), kernel.domain
-    if not target.is_amd or not reads or len(d.siblings) > 1:
-        return ""
-    steps = product(r.reductions, d.sizes) // (1 if words is None else st.word(d.anchor))  # type: ignore[arg-type]
-    nbytes = bytes_of(reads, kernel)
-    if steps >= STEPS_AHEAD or nbytes <= target.caches.second:
-        return ""
-    return f"a line of each row, which no prefetcher sees coming, of {nbytes >> 10} KB, behind {steps} steps"
-
-
-PANELS_AHEAD = 4
-"""Up to which rows that share sets of the first level are fetched: of more, most reads are from the second level anyway."""
-
-
-def rows_ahead(kernel: KernelFunction, r: Roles, tile: int, width: int, caches: Caches) -> tuple[int, str]:
-    """The cache into which a register tile of `tile` rows had better fetch those of the next one, and why; 0 if nowhere. On a Zen 4, in ms:
-
-        rows x reduction x columns         bf16: not, 1, 2      f32: not, 1, 2
-        8192 x 256 x 64                    1.69 1.31            3.50 2.75 2.80
-        8192 x 64 x 256                    1.32 1.31            3.03 2.87
-        2048 x 768 x 768                   10.8 10.6            23.7 23.7
-        8192 x 512 x 64                                         5.80 5.49 5.41
-        2048 x 512 x 512                                        9.93 10.8 10.2
-        4096 x 1024 x 64                                        5.31 6.01 5.27
-        512 x 1023 x 513                                        5.20 7.68
-    """
-    if not follows_rows(kernel, r):
-        return 0, ""
-    anchor = kernel.domain.anchor
-    rows = next(a for a in kernel.accesses.items if a.op == anchor and a.value == anchor.operands[r.along_rows])  # type: ignore[union-attr]
-    apart, nbytes = rows.steps[r.row] * builders.element_type(rows.value).width // 8, bytes_of([rows], kernel)  # type: ignore[index, operator]
-    if nbytes <= caches.second:
-        return 0, ""
-    reason = f"of {nbytes >> 10} KB, a line of each row at a time, {apart} bytes apart, which no prefetcher sees coming"
-    if blocks.lines_of_a_set(apart, 2 * tile) <= caches.first_ways:
-        return 1, reason
-    # In the first level they would evict those that are being read.
-    panels = -(-known(kernel.domain.sizes[r.lane]) // width) if r.lane is not None else 1
-    return (2, f"{reason}; in few sets of the first level") if panels <= PANELS_AHEAD else (0, "")
-
-
-def follows_rows(kernel: KernelFunction, r: Roles) -> bool:
-    """Whether a register tile reads rows of memory from their beginning to their end."""
-    d = kernel.domain
-    if d.anchor is None or len(d.siblings) > 1 or len(r.reductions) != 1 or r.row is None:
-        return False
-    reads = [a for a in kernel.accesses.items if a.op == d.anchor and not a.store and a.value == d.anchor.operands[r.along_rows]]
-    return len(reads) == 1 and reads[0].steps.get(r.reductions[0]) == 1 and isinstance(reads[0].steps.get(r.row), int) and None not in reads[0].steps.values()

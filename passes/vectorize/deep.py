@@ -70,7 +70,7 @@ class Deep(Groups):
                 self.env[self.r.reductions[0]] = Index(k, 1)
                 n = self.r.along_rows
                 value = e.value(self._rows_operand(), tuple(self._address(x, self._loops(self.op)) for x in st.maps(self.op)[n].results))
-                place, at = self._operand_at(n, Index(m.add(i, ROWS_AHEAD)), Index(0))
+                place, at = self.operand_at(n, Index(m.add(i, ROWS_AHEAD)), Index(0))
                 memref.prefetch(place.buffer, [m.value(at.base)], False, 3, True)
                 vector.store(value, self.copy, [m.value(m.add(m.mul(m.sub(i, first), self.pitch), m.sub(k, self.begin)))])
                 return []
@@ -86,7 +86,7 @@ class Deep(Groups):
         row, k = self.env[self.s.row].base, self.env[self.r.reductions[0]].base  # type: ignore[index]
         return memref.load(self.copy, [m.value(m.add(m.mul(m.sub(row, self.first_row), self.pitch), m.sub(k, self.begin)))])
 
-    def _range(self, c: int) -> tuple[Number, Number]:
+    def walked(self, c: int) -> tuple[Number, Number]:
         return self.begin, self.end
 
     def _walks_in(self, c: int, n: int) -> bool:

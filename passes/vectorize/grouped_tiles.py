@@ -57,7 +57,7 @@ class GroupedTiles(Tiles):
         super()._set(row, lane)
         self.env[self.s.groups] = Index(0)  # type: ignore[index]
 
-    def _operand_at(self, n: int, row: Index, lane: Index) -> tuple[Memory, Index]:
+    def operand_at(self, n: int, row: Index, lane: Index) -> tuple[Memory, Index]:
         self._set(row, Index(0))
         self.env[self.s.groups] = Index(self.group)  # type: ignore[index]
         return self._operand_here(n)

@@ -15,23 +15,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ...dialects import builders
-from ...dialects.mlir import arith, ir, math, memref, vector
+from ...dialects.mlir import arith, ir, math, vector
 from .. import structure as st
 from ..strategy import ContractionStrategy
-from ..strategy.common import LINE
+from ..strategy.ahead import windows
 from ..strategy.steps import divisor, sets_of_sums
 from ..strategy.traffic import panel_classes
-from . import long_sums, words
+from . import fetching, long_sums, words
 from .evaluate import Evaluator
+from .fetching import FETCH_STEPS
 from .kernel import KernelFunction
 from .lanes import Index, Number
 from .memory import Memory
 from .nest import Values, less, loop
 from .reduce import combine
 from .roles import roles
-
-FETCH_STEPS = 4
-"""Steps of a reduction that share an instruction which fetches a line, or some."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +62,8 @@ class Products:
         """Elements of the reduction in a step."""
         self.unpacked = strategy.words is not None and not st.is_packed(self.op, self.r.along_lanes)  # type: ignore[arg-type]
         """Whether words are put together from rows of the operand with the lanes."""
+        self.windows = windows(kernel, self.r, strategy.words) if strategy.rows_ahead is not None else None
+        """Of an image, if that is what is fetched for the next register tile."""
         self.env: dict[int, Index] = {}
         """Where the code is, by class."""
 
@@ -76,7 +76,7 @@ class Products:
         order = sorted(self.r.reductions, key=lambda c: c in (self.s.words, self.s.shared))
         return self._reduce(order, rows, lanes, masks, [start] * (len(rows) * len(lanes)))
 
-    def _range(self, c: int) -> tuple[Number, Number]:
+    def walked(self, c: int) -> tuple[Number, Number]:
         """What a tile walks of a reduction class: from where to where."""
         return self.k.walked(self.e, c, self._size(self.e, c))
 
@@ -92,8 +92,10 @@ class Products:
                 return self._reduce(classes[1:], rows, lanes, masks, values)
 
             m = self.e.math
-            begin, size = self._range(classes[0])
+            begin, size = self.walked(classes[0])
             first, end = m.floordiv(begin, self.each_step), m.floordiv(size, self.each_step)
+            if self.s.rows_ahead is not None and self.windows is not None and len(classes) == 1 and self.count is None:
+                fetching.windows(self, self.windows, rows, lanes[0], self.s.rows_ahead)
             shape = self._iteration(classes, rows, lanes[0], first, end)
             if classes[0] != self.s.words:
                 return self._in_blocks(classes, acc, step, shape)
@@ -144,9 +146,9 @@ class Products:
 
     def _fetching(self, rows: list[Index], lane: Index) -> Callable[[Number], None] | None:
         """What fetches something at a step of the reduction, for later; None if nothing does."""
-        found = [self._fetching_panel(rows[0], lane)] if self.s.fetch_ahead else []
-        if self.s.rows_ahead is not None and self.count is None:
-            found.append(self._fetching_rows(rows, lane, self.s.rows_ahead))
+        found = [fetching.panel(self, rows[0], lane)] if self.s.fetch_ahead else []
+        if self.s.rows_ahead is not None and self.windows is None and self.count is None:
+            found.append(fetching.rows(self, rows, lane, self.s.rows_ahead))
 
         def fetch(i: Number) -> None:
             for one in found:
@@ -154,67 +156,9 @@ class Products:
 
         return fetch if found else None
 
-    def _fetching_rows(self, rows: list[Index], lane: Index, level: int) -> Callable[[Number], None]:
-        """What fetches a line of each row of the next register tile, in the steps that read one of this one: some rows at every few of them."""
-        m, number, (begin, _) = self.e.math, 1 - self.r.along_lanes, self._range(self.r.reductions[0])
-        self.env[self.r.reductions[0]] = Index(begin)
-        place, first = self._operand_at(number, Index(m.add(rows[0].base, len(rows))), lane)
-        _, second = self._operand_at(number, Index(m.add(rows[0].base, len(rows) + 1)), lane)
-        stride, line = m.sub(second.base, first.base), LINE * 8 // place.element.width
-        turns = line // (self.each_step * FETCH_STEPS)
-        each = -(-len(rows) // turns)
-        begin = m.floordiv(begin, self.each_step)
-
-        def fetch(i: Number) -> None:
-            turn = m.floordiv(m.sub(i, begin), FETCH_STEPS)
-            start = m.add(first.base, m.mul(m.floordiv(turn, turns), line))
-            start = m.add(start, m.mul(m.mod(turn, turns), m.mul(stride, each)))
-            for k in range(each):
-                memref.prefetch(place.buffer, [m.value(m.add(start, m.mul(k, stride)))], False, 4 - level, True)
-
-        return fetch
-
-    def _fetching_panel(self, row: Index, lane: Index) -> Callable[[Number], None]:
-        """What fetches a part of the next panel, at a step of the reduction: each of the register tiles that
-        read this one has its share of the lines, and some of those for a few steps.
-
-        All lines by the first tile, two a step, come no sooner, and what the products need waits behind them: 128 x 768 x 3072 takes 3.6 ms
-        then on a Granite Rapids, instead of 3.05. A single tile fetches what lies further ahead in the stream of all panels.
-        """
-        m, (first, tiles), (begin, end) = self.e.math, self.reading, self._range(self.r.reductions[0])
-        self.env[self.r.reductions[0]] = Index(begin)
-        number = self.r.along_lanes
-        place, at = self._operand_at(number, Index(0), lane)
-        element, begin, end = place.element.width // 8, m.floordiv(begin, self.each_step), m.floordiv(end, self.each_step)
-        line, steps = LINE // element, m.sub(end, begin)
-        lines = FETCH_STEPS * st.shape(self.op.operands[number])[2] * self.each_step // line
-        each = m.floordiv(m.add(m.sub(tiles, 1), lines), tiles)
-        before = m.mul(m.ceildiv(m.sub(row.base, first), self.s.rows), m.floordiv(steps, FETCH_STEPS))
-        whole = m.floordiv(m.add(m.mul(steps, lines), FETCH_STEPS - 1), FETCH_STEPS)
-        left = m.sub(m.floordiv(m.add(whole, m.sub(each, 1)), each), before)
-        start = m.value(m.add(m.add(at.base, place.strides[0]), m.mul(m.mul(before, each), line)))
-        if self.s.depth is None:  # else the stream of a tile is cut
-            alone = arith.cmpi(arith.CmpIPredicate.eq, m.value(tiles), m.value(1))
-            start = arith.select(alone, m.value(m.add(at.base, self.s.fetch_distance // element)), start)
-
-        def fetch(i: Number) -> None:
-            done = m.sub(i, begin)  # a multiple of FETCH_STEPS, but where an iteration has three or five steps and the like: lines are fetched about there
-            at = m.add(start, m.mul(m.mul(done, each), line // FETCH_STEPS))
-
-            def some(n: int, most: int) -> None:
-                """Lines from the n-th on: those of a few tiles, and in branches those of fewer."""
-                for k in range(n, most):
-                    memref.prefetch(place.buffer, [m.value(m.add(at, k * line))], False, 4 - self.s.fetch_level, True)
-                if most < lines:
-                    less(self.e, most, each, lambda: some(most, 2 * most))
-
-            less(self.e, done, m.mul(left, FETCH_STEPS), lambda: some(0, 1))
-
-        return fetch
-
     def _in_blocks(self, classes: Sequence[int], acc: Values, step: Callable[[Number, Values], Values], shape: Iteration) -> Values:
         """The walk over the first of the classes. Long sums of f32 are put together from those of blocks: the error of a sum grows with its length."""
-        e, (lo, hi), each = self.e, self._range(classes[0]), self._block_length(classes)
+        e, (lo, hi), each = self.e, self.walked(classes[0]), self._block_length(classes)
 
         if each is None or not isinstance(acc[0].type.element_type, ir.F32Type):
             return self._steps(lo, hi, acc, step, shape)
@@ -258,7 +202,7 @@ class Products:
 
     def _block_length(self, classes: Sequence[int]) -> int | None:
         """How many steps of the first class are a block; None if the sum is none of blocks, or has them inside of a step."""
-        sizes = [hi - lo if isinstance(lo, int) and isinstance(hi, int) else None for lo, hi in map(self._range, classes)]
+        sizes = [hi - lo if isinstance(lo, int) and isinstance(hi, int) else None for lo, hi in map(self.walked, classes)]
         wide = any(builders.element_type(v) != builders.element_type(self.op.results[0]) for v in list(self.op.operands)[:2])  # type: ignore[union-attr]
         return long_sums.block_of_products(sizes, whole=len(classes) == len(self.r.reductions), wide=wide)
 
@@ -330,7 +274,7 @@ class Products:
             if behind >= elements:
                 return builders.constant(kind, 0)
             self.env[self.s.words] = Index(m.add(k.base, behind))  # type: ignore[index]
-            place, at = self._operand_at(self.r.along_lanes, Index(0), lanes[first])
+            place, at = self.operand_at(self.r.along_lanes, Index(0), lanes[first])
             self.env[self.s.words] = k  # type: ignore[index]
             mask = self._joined_mask(masks[first : first + 2])
             if mask is None:
@@ -383,7 +327,7 @@ class Products:
         if self.s.lane is not None:
             self.env[self.s.lane] = lane
 
-    def _operand_at(self, n: int, row: Index, lane: Index) -> tuple[Memory, Index]:
+    def operand_at(self, n: int, row: Index, lane: Index) -> tuple[Memory, Index]:
         """Where an operand is at this row and lane."""
         self._set(row, lane)
         return self._operand_here(n)

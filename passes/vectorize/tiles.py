@@ -191,7 +191,7 @@ class Tiles(Contraction):
         def row(r: Number, _: Values) -> Values:
             def copy(word: Number, rest: bool) -> Values:
                 self.env[self.s.words] = Index(m.mul(word, self.each_step))  # type: ignore[index]
-                place, at = self._operand_at(self.r.along_rows, Index(r), Index(first))
+                place, at = self.operand_at(self.r.along_rows, Index(r), Index(first))
                 where = [m.value(at.base)]
                 part = vector.maskedload(kind, place.buffer, where, mask, zeros) if rest else vector.load(kind, place.buffer, where)
                 vector.store(part, self.copy.buffer, [self._copy_of(r, lo, word)])
@@ -224,7 +224,7 @@ class Tiles(Contraction):
         block = self._block(first, masks, row_block)
         self._hold(block)
         if self.k.seen is not None and self.k.seen[0] == self.s.words:
-            begin, end = (m.floordiv(n, self.each_step) for n in self._range(self.s.words))
+            begin, end = (m.floordiv(n, self.each_step) for n in self.walked(self.s.words))
             self._products_of(block, Span(begin, end, True, True))
             self._end(block)
             return
@@ -359,7 +359,7 @@ class Tiles(Contraction):
                 before = m.add(m.mul(done, self._size(e, classes[0])), i)
                 return self._sum(classes[1:], rows, block, span, values, pending, before)
 
-            return loop(e, *self._range(classes[0]), 1, acc, outer)
+            return loop(e, *self.walked(classes[0]), 1, acc, outer)
 
         def step(word: Number, values: Values, kept: bool = True) -> Values:
             m.enter()
@@ -383,7 +383,7 @@ class Tiles(Contraction):
     def _row_tile(self, row: Number, block: Block) -> ir.Value:
         """Of the rows from `row` on, at this k."""
         # A lane stride of one along the rows makes the step from row to row come out as the lane stride.
-        place, at = self._operand_at(self.r.along_rows, Index(row, 1), Index(block.first))
+        place, at = self.operand_at(self.r.along_rows, Index(row, 1), Index(block.first))
         kind, where, stride = tile(self.height, self.row_length, str(place.element)), self.e.math.value(at.base), self.e.math.value(at.stride)
         if self.s.rows_once:
             return load_once(kind, place, where, stride)
@@ -397,7 +397,7 @@ class Tiles(Contraction):
     def _panel_tile(self, j: int, block: Block, kept: bool) -> ir.Value:
         """Of the packed operand at this k: the `j`-th of the block's tiles, which is `kept` in the first-level cache."""
         m = self.e.math
-        place, at = self._operand_at(self.r.along_lanes, Index(0), Index(m.add(block.first, j * SIDE)))
+        place, at = self.operand_at(self.r.along_lanes, Index(0), Index(m.add(block.first, j * SIDE)))
         kind, where, stride = tile(self.row_words, self.each_step * self.side, str(place.element)), m.value(at.base), m.value(place.strides[-3])
         return x86.amx_tile_load(kind, place.buffer, [where], stride=stride) if kept else load_once(kind, place, where, stride)
 
@@ -435,7 +435,7 @@ class Tiles(Contraction):
         It is the block after the next one, which lies behind that and this one: the next one, and into the first level, came too late.
         """
         m, each = self.e.math, -(-fetched_lines(self.width, self.s.row_tiles) // self.s.streams)
-        panel, at = self._operand_at(self.r.along_lanes, Index(0), Index(block.first))
+        panel, at = self.operand_at(self.r.along_lanes, Index(0), Index(block.first))
         behind = self._ahead(span, word, panel)
         steps = m.floordiv(m.sub(span.end, span.begin), self.row_words)
         step = m.add(m.mul(m.floordiv(place, 2 * SIDE), steps), m.floordiv(m.sub(word, span.begin), self.row_words))
