@@ -42,6 +42,7 @@ from .read_narrow import read_narrow
 from .select_concats import select_concats
 from .siblings import mark_siblings
 from .sink_reshapes import sink_reshapes
+from .split_columns import split_columns
 from .split_reductions import split_reductions
 from .spread_broadcasts import spread_broadcasts
 from .strategy import pack_shape
@@ -131,6 +132,11 @@ def _turn_convolutions(graph: Graph) -> None:
         _cleaned(fold_transposes, raise_collapses, fold_transposes)(graph)
 
 
+def _split_columns(graph: Graph) -> None:
+    if split_columns(graph.function, graph.target):
+        graph.clean()
+
+
 def _outline(graph: Graph) -> None:
     graph.kernels = outline(graph.function, graph.writes)
 
@@ -153,6 +159,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "gather-windows": lambda graph: gather_windows(graph.function, pack_shape(graph.target)),
     "turn-products": _turn_products,
     "fold-transposes": _cleaned(fold_transposes),
+    "split-columns": _split_columns,
     "sink-reshapes": _cleaned(sink_reshapes, fold_transposes),
     "raise-collapses": _cleaned(raise_collapses, fold_transposes),
     "fold-broadcasts": _cleaned(fold_broadcasts),

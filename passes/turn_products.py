@@ -18,7 +18,7 @@ from ..dialects import builders
 from ..dialects.mlir import ir
 from . import structure as st
 from .layouts import Layouts
-from .weights import weights_of
+from .weights import is_linear, weights_of
 
 PASS_NAME = "mlirc-turn-products"
 LEAST = 32
@@ -29,21 +29,12 @@ def turn_products(function: ir.Operation) -> bool:
     """Rewrite the products of a function's block, in program order; whether there was one."""
     weights, layouts, turned = weights_of(function), Layouts(function), False
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
-        if _is_linear(op, weights) and _is_transposed(_rows(op)) and _is_turned_back(op.results[0], weights):
+        if is_linear(op, weights) and _is_transposed(_rows(op)) and _is_turned_back(op.results[0], weights):
             layouts.begin_again()
             with ir.InsertionPoint(op), op.location:
                 _turn(op, layouts)
             turned = True
     return turned
-
-
-def _is_linear(op: ir.Operation, weights: set[ir.Value]) -> bool:
-    """Whether it multiplies rows [m, k] with a weight, [n, k] or [k, n]."""
-    if st.kind(op) != "contraction" or [len(m.results) for m in st.maps(op)] != [2, 2, 2]:
-        return False
-    rows, weight, out = (st.map_dims(m) for m in st.maps(op))
-    plain = None not in (*rows, *weight, *out) and out[0] == rows[0] and set(weight) == {out[1], rows[1]}
-    return plain and builders.element_type(op.operands[0]) == builders.element_type(op.operands[1]) and st.root(op.operands[1]) in weights
 
 
 def _rows(op: ir.Operation) -> ir.Value:
@@ -115,7 +106,7 @@ def _turns_back(op: ir.Operation, value: ir.Value, weights: set[ir.Value]) -> bo
         return st.reassociation(op) == [[0, 1], [2]] and _is_turned_back(op.results[0], weights)
     if op.name == "tensor.extract_slice":
         return len(st.shape(op.results[0])) == len(st.shape(value)) and _is_turned_back(op.results[0], weights)
-    if _is_linear(op, weights):
+    if is_linear(op, weights):
         return op.operands[0] == value and _is_turned_back(op.results[0], weights)
     if st.kind(op) != "elementwise" or len(op.results) != 1 or st.uses_index(op):
         return False

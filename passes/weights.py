@@ -1,7 +1,8 @@
-"""Which arguments of a graph are weights, so that what is made of them is kept."""
+"""Which arguments of a graph are weights, so that what is made of them is kept, and which products are linear layers."""
 
 from __future__ import annotations
 
+from ..dialects import builders
 from ..dialects.mlir import ir
 from . import structure as st
 
@@ -15,3 +16,12 @@ def weights_of(function: ir.Operation) -> set[ir.Value]:
     if WEIGHTS not in function.attributes:
         return set(arguments)
     return {arguments[i] for i in ir.DenseI64ArrayAttr(function.attributes[WEIGHTS])}
+
+
+def is_linear(op: ir.Operation, weights: set[ir.Value]) -> bool:
+    """Whether it multiplies rows [m, k] with a weight, [n, k] or [k, n]."""
+    if st.kind(op) != "contraction" or [len(m.results) for m in st.maps(op)] != [2, 2, 2]:
+        return False
+    rows, weight, out = (st.map_dims(m) for m in st.maps(op))
+    plain = None not in (*rows, *weight, *out) and out[0] == rows[0] and set(weight) == {out[1], rows[1]}
+    return plain and builders.element_type(op.operands[0]) == builders.element_type(op.operands[1]) and st.root(op.operands[1]) in weights
