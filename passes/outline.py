@@ -25,7 +25,7 @@ from .overwrite import OVERWRITES, overwritten
 
 PASS_NAME = "mlirc-outline"
 SYMBOL = "kernel"
-_OF_THE_GRAPH = ("mlirc.group", "mlirc.unfused", "mlirc.write", OVERWRITES, "mlirc.apart", "mlirc.stored", "mlirc.in_order", PITCH)
+_OF_THE_GRAPH = ("mlirc.group", "mlirc.unfused", "mlirc.write", OVERWRITES, "mlirc.apart", "mlirc.whole", "mlirc.stored", "mlirc.in_order", PITCH)
 """Attributes that say nothing about what a kernel does."""
 
 

@@ -12,7 +12,6 @@ is left as the remark attribute `mlirc.whole`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from ..dialects import builders
 from ..dialects.mlir import ir
 from . import structure as st
 from .layouts import Layouts
-from .strategy.siblings import why_whole
+from .strategy.parts import why_whole
 from .weights import is_linear, weights_of
 
 if TYPE_CHECKING:
@@ -33,14 +32,14 @@ MOST = 4
 
 @dataclass
 class _Parts:
-    """Of the columns of a product: the ops on all of them, in their order, and the slices that read nothing else, by where they begin."""
+    """What is made of a product: ops on all columns, one behind the other, and of the last one slices, which have all columns between them."""
 
     behind: list[ir.Operation]
     slices: list[ir.Operation]
 
 
 def split_columns(function: ir.Operation, target: Target) -> bool:
-    """One walk over the function's block; whether there was one."""
+    """One walk over the function's block; whether a product was split."""
     weights, layouts, changed = weights_of(function), Layouts(function), False
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         parts = _parts(op) if is_linear(op, weights) else None
@@ -48,7 +47,8 @@ def split_columns(function: ir.Operation, target: Target) -> bool:
             continue
         rows, columns = layouts.shapes.of(op.results[0])
         last = (parts.behind or [op])[-1].results[0]
-        reason = why_whole(rows, columns, builders.element_type(last).width, target)  # type: ignore[arg-type]
+        assert isinstance(columns, int)
+        reason = why_whole(rows if isinstance(rows, int) else None, columns, builders.element_type(last).width, target)
         if reason:
             op.attributes["mlirc.whole"] = ir.StringAttr.get(reason)
             continue
@@ -62,21 +62,26 @@ def split_columns(function: ir.Operation, target: Target) -> bool:
 
 def _parts(op: ir.Operation) -> _Parts | None:
     """None unless all that is made of a product is parts of its columns, as wide as one another, that meet."""
+    start = st.owner(op.operands[2])
+    if start is None or start.name != "linalg.fill" or 0 in st.shape(op.operands[1]):
+        return None
     behind: list[ir.Operation] = []
     value = op.results[0]
-    while (follower := _only_user(value)) is not None and (_keeps_columns(follower) or _is_behind(follower, value)):
+    while True:
+        follower = _only_user(value)
+        if follower is None or not (_keeps_columns(follower) or _is_behind(follower, value)):
+            break
         behind.append(follower)
         value = follower.results[0]
     users = [st.operation(use.owner) for use in value.uses]
     if not 2 <= len(users) <= MOST or not all(u.name == "tensor.extract_slice" and _cuts_columns(u) for u in users):
         return None
     slices = sorted(users, key=_begin)
-    width = st.shape(slices[0].results[0])[-1]
-    if [_begin(s) for s in slices] != [n * width for n in range(len(slices))] or len(slices) * width != st.shape(value)[-1]:
+    width, columns = st.shape(slices[0].results[0])[-1], st.shape(value)[-1]
+    # One after the other, they fill all columns.
+    if any((_begin(s), st.shape(s.results[0])[-1]) != (n * width, width) for n, s in enumerate(slices)) or len(slices) * width != columns:
         return None
-    if any(st.shape(s.results[0])[-1] != width for s in slices):
-        return None
-    first, *others = (set(_followers(s.results[0])) for s in slices)
+    first, *others = (_followers(s.results[0]) for s in slices)
     return _Parts(behind, slices) if first.intersection(*others) else None
 
 
@@ -97,13 +102,14 @@ def _is_behind(op: ir.Operation, value: ir.Value) -> bool:
     *reads, out = st.maps(op)
     rank, last = out.n_dims, out.n_dims - 1
     for v, m in zip(op.operands, reads):
-        if v == value and m != builders.identity(rank) or v != value and {*st.map_dims(m)} - {None, last}:
+        dims = st.map_dims(m)
+        if v == value and m != builders.identity(rank) or v != value and ({*dims} - {None, last} or dims.count(last) > 1):
             return False
     return list(op.operands).count(value) == 1
 
 
 def _cuts_columns(piece: ir.Operation) -> bool:
-    """Whether a slice has all rows, and some columns that follow one another."""
+    """Whether a slice has all rows (of unknown numbers any, with which nothing is split), and some columns that follow one another."""
     offsets, steps = st.slice_parts(piece)
     *rows, width = st.shape(piece.results[0])
     *all_rows, columns = st.shape(piece.operands[0])
@@ -116,16 +122,17 @@ def _begin(piece: ir.Operation) -> int:
     return begin
 
 
-def _followers(value: ir.Value) -> Iterator[ir.Operation]:
+def _followers(value: ir.Value) -> set[ir.Operation]:
     """The elementwise ops that are computed of a value, through one another and views."""
-    for use in value.uses:
-        op = st.operation(use.owner)
-        kind = st.kind(op)
-        if kind == "elementwise":
-            yield op
-        if kind in ("elementwise", "view"):
-            for result in op.results:
-                yield from _followers(result)
+    found: set[ir.Operation] = set()
+    stack = [value]
+    while stack:
+        for use in stack.pop().uses:
+            op = st.operation(use.owner)
+            if op not in found and st.kind(op) in ("elementwise", "view"):
+                found.add(op)
+                stack += op.results
+    return {op for op in found if st.kind(op) == "elementwise"}
 
 
 def _part(op: ir.Operation, behind: list[ir.Operation], piece: ir.Operation, layouts: Layouts) -> ir.Value:
@@ -136,7 +143,7 @@ def _part(op: ir.Operation, behind: list[ir.Operation], piece: ir.Operation, lay
     _, weight, out = (st.map_dims(m) for m in st.maps(op))
     rows, _ = layouts.values(op.results[0])
     columns = _columns(op.operands[1], weight.index(out[1]), piece, layouts)
-    value = _again(op, [op.operands[0], columns, builders.fill([rows, width], start.operands[0])])
+    before, value = op.results[0], _again(op, [op.operands[0], columns, builders.fill([rows, width], start.operands[0])])
     for follower in behind:
         sizes = [*layouts.values(follower.results[0])[:-1], width]
         if follower.name == "tensor.expand_shape":
@@ -144,20 +151,13 @@ def _part(op: ir.Operation, behind: list[ir.Operation], piece: ir.Operation, lay
         elif follower.name == "tensor.collapse_shape":
             value = builders.collapse(value, st.reassociation(follower), sizes)
         else:
-            value = _elementwise(follower, value, sizes, piece, layouts)
+            operands = [
+                value if v == before else _columns(v, dims.index(len(sizes) - 1), piece, layouts) if len(sizes) - 1 in dims else v
+                for v, dims in zip(st.inputs(follower), map(st.map_dims, st.maps(follower)))
+            ]
+            value = _again(follower, [*operands, builders.empty(sizes, builders.element_type(follower.results[0]))])
+        before = follower.results[0]
     return value
-
-
-def _elementwise(op: ir.Operation, value: ir.Value, sizes: list[builders.Size], piece: ir.Operation, layouts: Layouts) -> ir.Value:
-    """An op on the columns of a slice, whose first operand that is no number for all or for each column is `value`."""
-    last, operands = len(sizes) - 1, []
-    for v, m in zip(st.inputs(op), st.maps(op)):
-        dims = st.map_dims(m)
-        if len(dims) == len(sizes) and dims == list(range(len(sizes))):
-            operands.append(value)
-        else:
-            operands.append(_columns(v, dims.index(last), piece, layouts) if last in dims else v)
-    return _again(op, [*operands, builders.empty(sizes, builders.element_type(op.results[0]))])
 
 
 def _columns(value: ir.Value, dim: int, piece: ir.Operation, layouts: Layouts) -> ir.Value:

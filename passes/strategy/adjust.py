@@ -16,7 +16,7 @@ from ...dialects import builders
 from ...errors import OptionError
 from .. import structure as st
 from . import tiles
-from .ahead import follows_rows, windows
+from .ahead import follows_rows, windows_of
 from .common import LINE, PACKED_COLUMNS, known, lanes, product
 from .contractions import ContractionStrategy
 from .fetching import MOST_DISTANCE, distance, level, may_fetch
@@ -209,7 +209,7 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
     if s.results_ahead and (not s.in_rows or len(kernel.domain.siblings) > 1):
         return "results_ahead=true is impossible for this kernel; valid: false (it wants sums in vector registers, no siblings, and neither turned nor depth)"
     if s.rows_ahead is not None and not (s.rows_ahead <= 2 and _fetches_rows(kernel, s)):
-        valid = "1, 2 or none (levels of caches)" if _fetches_rows(kernel, s) else "none (it wants sums in vector registers, and rows that are read from end to end or a window of an image)"
+        valid = "1, 2 or none (levels of caches)" if _fetches_rows(kernel, s) else "none (it wants sums in vector registers, and rows that are read from end to end, or windows whose places have 32 bytes of channels side by side)"
         return f"rows_ahead={s.rows_ahead} is impossible for this kernel; valid: {valid}"
     if s.reads_ahead and (not _reads_ahead(s) or len(kernel.domain.siblings) > 1 and not s.tiles):
         return (
@@ -320,7 +320,7 @@ def _fetches_rows(kernel: KernelFunction, s: ContractionStrategy) -> bool:
     from ..vectorize.roles import roles
 
     r = roles(kernel)
-    return s.in_rows and follows_rows(kernel, r) or s.in_registers and windows(kernel, r, s.words) is not None
+    return s.in_rows and follows_rows(kernel, r) or s.in_registers and windows_of(kernel, r, s.words) is not None
 
 
 def _apart(kernel: KernelFunction, s: ContractionStrategy) -> str:

@@ -27,16 +27,16 @@ memory, 128 x 768 x 3072 takes 4.25 instead of 4.5 ms and 128 x 768 x 2304 3.15 
 rows follow one another, up to 5% longer."""
 
 
-def ahead(kernel: KernelFunction, r: Roles, s: ContractionStrategy, target: Target, stored: bool) -> dict[str, tuple[bool | int, str]]:
+def fetched(kernel: KernelFunction, r: Roles, s: ContractionStrategy, target: Target, stored: bool) -> dict[str, tuple[bool | int, str]]:
     """What a register tile had better fetch before it is read or, if results are `stored` in caches, written: field -> (value, reason)."""
     reasons, level, reason = {}, 0, ""
     if s.in_rows:
         reasons = {"results_ahead": results_ahead(kernel, r, s.words, target.caches) if stored else "", "reads_ahead": reads_ahead(kernel, r, s.words, target)}
         level, reason = rows_ahead(kernel, r, s.rows, s.columns * s.lanes, target.caches)
-    if s.in_registers and (shown := windows(kernel, r, s.words)) is not None:
-        level, reason = windows_ahead(kernel, shown, r, target.caches)
+    if s.in_registers and (windows := windows_of(kernel, r, s.words)) is not None:
+        level, reason = windows_ahead(kernel, windows, r, target.caches)
         if s.in_rows and stored:
-            reasons["results_ahead"] = results_of_windows(kernel, target)
+            reasons["results_ahead"] = reasons["results_ahead"] or results_of_windows(kernel, target)
     return {**{name: (True, why) for name, why in reasons.items() if why}, **({"rows_ahead": (level, reason)} if level else {})}
 
 
@@ -88,8 +88,7 @@ def rows_ahead(kernel: KernelFunction, r: Roles, tile: int, width: int, caches: 
     """
     if not follows_rows(kernel, r):
         return 0, ""
-    anchor = kernel.domain.anchor
-    rows = next(a for a in kernel.accesses.items if a.op == anchor and a.value == anchor.operands[r.along_rows])  # type: ignore[union-attr]
+    (rows,) = reads_along_rows(kernel, r)
     apart, nbytes = rows.steps[r.row] * builders.element_type(rows.value).width // 8, bytes_of([rows], kernel)  # type: ignore[index, operator]
     if nbytes <= caches.second:
         return 0, ""
@@ -101,37 +100,47 @@ def rows_ahead(kernel: KernelFunction, r: Roles, tile: int, width: int, caches: 
     return (2, f"{reason}; in few sets of the first level") if panels <= PANELS_AHEAD else (0, "")
 
 
+def reads_along_rows(kernel: KernelFunction, r: Roles) -> list[Access]:
+    """What a product reads of the operand that has the rows."""
+    op = kernel.domain.anchor
+    return [a for a in kernel.accesses.items if a.op == op and not a.store and a.value == op.operands[r.along_rows]]  # type: ignore[union-attr]
+
+
 def follows_rows(kernel: KernelFunction, r: Roles) -> bool:
     """Whether a register tile reads rows of memory from their beginning to their end."""
     d = kernel.domain
     if d.anchor is None or len(d.siblings) > 1 or len(r.reductions) != 1 or r.row is None:
         return False
-    reads = [a for a in kernel.accesses.items if a.op == d.anchor and not a.store and a.value == d.anchor.operands[r.along_rows]]
+    reads = reads_along_rows(kernel, r)
     return len(reads) == 1 and reads[0].steps.get(r.reductions[0]) == 1 and isinstance(reads[0].steps.get(r.row), int) and None not in reads[0].steps.values()
 
 
 @dataclass(frozen=True)
 class Windows:
-    """What the register tiles of a convolution read of an image, in elements: windows that reach into one another."""
+    """What the register tiles of a convolution read of an image, in elements, and what of it the next tile is the first to see.
+
+    3x3 in steps of two, 64 channels, lines of w pixels: the windows of a tile's rows are 128 elements apart (`stride`); behind what the tile before
+    saw of a line follow 128 for each of them (`run`), in the last line of the windows and in the one before it (`lines`: 0 and -64 w), as
+    the windows one line of results higher saw the third.
+    """
 
     taps: list[int]
     """The classes of a window's places; at each are `channels`, side by side."""
     channels: int
     stride: int
-    """From the window of a row to that of the next one."""
     run: int
-    """That follow one another in memory of what the last place of a row's window shows for the first time."""
+    """`stride` where windows follow one another in memory without gaps, else the channels of a window's last place."""
     lines: list[int]
-    """Behind the last line of a tile's windows, those before it (0, -w, ...) that no other tile has read."""
+    """Distances from the last place of a window."""
 
 
-def windows(kernel: KernelFunction, r: Roles, words: int | None) -> Windows | None:
+def windows_of(kernel: KernelFunction, r: Roles, words: int | None) -> Windows | None:
     """None for what is no convolution, or has channels apart, in part or of unknown sizes."""
     d = kernel.domain
     if d.kind != "convolution" or d.anchor is None or r.row is None or not r.reductions:
         return None
     channel = r.reductions[-1] if words is None else words
-    reads = [a for a in kernel.accesses.items if a.op == d.anchor and not a.store and a.value == d.anchor.operands[r.along_rows]]
+    reads = reads_along_rows(kernel, r)
     if len(reads) != 1:
         return None  # the image is computed here
     (image,) = reads
@@ -139,7 +148,7 @@ def windows(kernel: KernelFunction, r: Roles, words: int | None) -> Windows | No
     known_sizes = isinstance(channels, int) and all(isinstance(d.sizes[c], int) for c in taps)
     if not taps or not known_sizes or not stride or None in image.steps.values() or image.steps.get(channel) != 1:
         return None
-    dense = any(image.steps[c] == channels and stride <= channels * d.sizes[c] for c in taps)
+    dense = any(image.steps.get(c) == channels and stride <= channels * d.sizes[c] for c in taps)
     run = stride if dense else channels
     if run != stride and run * builders.element_type(image.value).width < LINE * 4:
         return None  # groups of few channels: a line of each row for half of it or less
@@ -157,8 +166,8 @@ def _new_lines(image: Access, r: Roles, sizes: list[object], taps: list[int]) ->
     return range(1)
 
 
-LONG_RUN = 1024
-"""Bytes side by side up to which what windows show first is fetched: in longer ones the CPU's own prefetchers run."""
+LONG_PLACE = 1024
+"""Bytes at a place of a window up to which an image is fetched: along more of them the CPU's own prefetchers run."""
 
 
 def windows_ahead(kernel: KernelFunction, w: Windows, r: Roles, caches: Caches) -> tuple[int, str]:
@@ -176,8 +185,8 @@ def windows_ahead(kernel: KernelFunction, w: Windows, r: Roles, caches: Caches) 
         32 to 32 of 56 x 56, 4 groups   2.53  2.52  2.37       1.21  1.17  1.16
     """
     image = kernel.domain.anchor.operands[r.along_rows]  # type: ignore[union-attr]
-    nbytes, run = tensor_bytes(image, kernel), w.channels * builders.element_type(image).width // 8
-    if nbytes <= caches.second or run > LONG_RUN:
+    nbytes, at_a_place = tensor_bytes(image, kernel), w.channels * builders.element_type(image).width // 8
+    if nbytes <= caches.second or at_a_place > LONG_PLACE:
         return 0, ""
     return 2, f"of {nbytes >> 10} KB, what no window has shown yet: a part at each place of a window"
 

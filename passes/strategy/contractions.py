@@ -126,7 +126,7 @@ class ContractionStrategy:
 
     @property
     def in_rows(self) -> bool:
-        """Whether its epilogue follows at once, and stores along its rows."""
+        """Whether sums are in registers, and go from there, or by way of a scratch of one tile, to rows of the result."""
         return self.in_registers and not self.turned
 
 
@@ -146,7 +146,7 @@ def contraction(kernel: KernelFunction, target: Target) -> ContractionStrategy:
     strategy = _with_addresses(kernel, _with_grain(kernel, r, _with_epilogue(kernel, r, target, strategy)))
     if large := streamed_by_product(kernel, strategy):
         why["streamed"] = WHY_STREAMED
-    fetched = ahead.ahead(kernel, r, strategy, target, stored=len(large) < len(kernel.results))
+    fetched = ahead.fetched(kernel, r, strategy, target, stored=len(large) < len(kernel.results))
     why.update({name: reason for name, (_, reason) in fetched.items()})
     return replace(strategy, streamed=large, **{name: value for name, (value, _) in fetched.items()})  # type: ignore[arg-type]
 
@@ -369,7 +369,7 @@ def _most_rows(
         budget, reason = max(budget - taps, budget // 2), f"{reason}, fewer by {taps} for the taps"
     limit, reason = most_rows(target, columns, budget, in_pairs(kernel, r)), f"{reason}, {columns} to a row"
     if not copied and shared is None and low_tiles(kernel, r, target):
-        limit, reason = min(limit, LOW_TILE), f"{reason}; f32 on an AMD CPU: lower tiles wait less for their rows"
+        limit, reason = min(limit, LOW_TILE), f"{reason}; f32 on an AMD CPU before Zen 5: lower tiles wait less for their rows"
     near = min((blocks.same_set_rows(step, target.caches) for step in traffic.row_steps(kernel, r)), default=limit)
     if not copied and near < limit:
         return near, f"rows a multiple of {blocks.SETS * target.caches.first_ways // near} bytes apart evict one another: the first-level cache has room for {near}"

@@ -50,9 +50,17 @@ LOW_TILE, LOW_TILES_FROM = 8, 28
 def low_tiles(kernel: KernelFunction, r: Roles, target: Target) -> bool:
     """Whether rows that are read where they are have tiles of less than all registers, on a CPU that multiplies one vector of 512 bits a cycle.
 
-    On a Zen 4 in f32, in tiles of 13 or 14 rows and of 8: 128 x 640 x 640 930 and 905 us, 1024 x 768 x 768 11.0 and 10.6 ms, 512 x 768 x 3072 23.2
-    and 22.5; 3x3, 64 channels of 160 x 239 26.0 and 25.1, of 112 x 112 9.3 and 8.7, 128 of 56 x 56 8.4 and 8.3 (10 rows: 26.0, 9.2, 8.8). Within
-    1% are 320 x 1280, 96 x 384, ViT and UNet as a whole, all in bf16, and 14 to 24 rows; copied rows take up to 13% longer.
+    Tiles of 13 or 14 rows and of 8 on a Zen 4, in f32, in ms:
+
+        rows x reduction x columns                    3x3, channels of pixels
+        128 x 640 x 640      0.930  0.905             64 of 160 x 239     26.0  25.1
+        1024 x 768 x 768     11.0   10.6              64 of 112 x 112     9.3   8.7
+        512 x 768 x 3072     23.2   22.5              128 of 56 x 56      8.4   8.3
+        8192 x 64 x 256      2.76   2.52
+        512 x 320 x 1280     3.81   3.81
+        512 x 96 x 384       0.339  0.339
+
+    14 to 24 rows take as long either way, and all in bf16; copied rows take up to 13% longer.
     """
     d, op = kernel.domain, kernel.domain.anchor
     rows = d.sizes[r.row] if r.row is not None else 1

@@ -20,9 +20,9 @@ FETCH_STEPS = 4
 """Steps of a reduction that share an instruction which fetches a line, or some."""
 
 
-def rows(p: Products, rows: list[Index], lane: Index, level: int) -> Callable[[Number], None]:
+def fetching_rows(p: Products, rows: list[Index], lane: Index, level: int) -> Callable[[Number], None]:
     """What fetches a line of each row of the next register tile, in the steps that read one of this one: some rows at every few of them."""
-    m, number, (begin, _) = p.e.math, 1 - p.r.along_lanes, p.walked(p.r.reductions[0])
+    m, number, (begin, _) = p.e.math, p.r.along_rows, p.walked(p.r.reductions[0])
     p.env[p.r.reductions[0]] = Index(begin)
     place, first = p.operand_at(number, Index(m.add(rows[0].base, len(rows))), lane)
     _, second = p.operand_at(number, Index(m.add(rows[0].base, len(rows) + 1)), lane)
@@ -41,7 +41,7 @@ def rows(p: Products, rows: list[Index], lane: Index, level: int) -> Callable[[N
     return fetch
 
 
-def panel(p: Products, row: Index, lane: Index) -> Callable[[Number], None]:
+def fetching_panel(p: Products, row: Index, lane: Index) -> Callable[[Number], None]:
     """What fetches a part of the next panel, at a step of the reduction: each of the register tiles that
     read this one has its share of the lines, and some of those for a few steps.
 
@@ -80,9 +80,9 @@ def panel(p: Products, row: Index, lane: Index) -> Callable[[Number], None]:
     return fetch
 
 
-def windows(p: Products, w: Windows, rows: list[Index], lane: Index, level: int) -> None:
+def fetch_windows(p: Products, w: Windows, rows: list[Index], lane: Index, level: int) -> None:
     """At a place of the windows: fetch a part of what those of the next register tile will show for the first time."""
-    m, number, here = p.e.math, 1 - p.r.along_lanes, dict(p.env)
+    m, number, here = p.e.math, p.r.along_rows, dict(p.env)
     done: Number = 0
     for tap in w.taps:
         done = m.add(m.mul(done, p.k.domain.sizes[tap]), here[tap].base)

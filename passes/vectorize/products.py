@@ -18,7 +18,7 @@ from ...dialects import builders
 from ...dialects.mlir import arith, ir, math, vector
 from .. import structure as st
 from ..strategy import ContractionStrategy
-from ..strategy.ahead import windows
+from ..strategy.ahead import windows_of
 from ..strategy.steps import divisor, sets_of_sums
 from ..strategy.traffic import panel_classes
 from . import fetching, long_sums, words
@@ -62,7 +62,7 @@ class Products:
         """Elements of the reduction in a step."""
         self.unpacked = strategy.words is not None and not st.is_packed(self.op, self.r.along_lanes)  # type: ignore[arg-type]
         """Whether words are put together from rows of the operand with the lanes."""
-        self.windows = windows(kernel, self.r, strategy.words) if strategy.rows_ahead is not None else None
+        self.windows = windows_of(kernel, self.r, strategy.words) if strategy.rows_ahead is not None else None
         """Of an image, if that is what is fetched for the next register tile."""
         self.env: dict[int, Index] = {}
         """Where the code is, by class."""
@@ -95,7 +95,7 @@ class Products:
             begin, size = self.walked(classes[0])
             first, end = m.floordiv(begin, self.each_step), m.floordiv(size, self.each_step)
             if self.s.rows_ahead is not None and self.windows is not None and len(classes) == 1 and self.count is None:
-                fetching.windows(self, self.windows, rows, lanes[0], self.s.rows_ahead)
+                fetching.fetch_windows(self, self.windows, rows, lanes[0], self.s.rows_ahead)
             shape = self._iteration(classes, rows, lanes[0], first, end)
             if classes[0] != self.s.words:
                 return self._in_blocks(classes, acc, step, shape)
@@ -146,9 +146,9 @@ class Products:
 
     def _fetching(self, rows: list[Index], lane: Index) -> Callable[[Number], None] | None:
         """What fetches something at a step of the reduction, for later; None if nothing does."""
-        found = [fetching.panel(self, rows[0], lane)] if self.s.fetch_ahead else []
+        found = [fetching.fetching_panel(self, rows[0], lane)] if self.s.fetch_ahead else []
         if self.s.rows_ahead is not None and self.windows is None and self.count is None:
-            found.append(fetching.rows(self, rows, lane, self.s.rows_ahead))
+            found.append(fetching.fetching_rows(self, rows, lane, self.s.rows_ahead))
 
         def fetch(i: Number) -> None:
             for one in found:

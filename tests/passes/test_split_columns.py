@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,12 +13,13 @@ from torch._dynamo.utils import same
 from mlirc.frontend.report import recorded
 from mlirc.lowering.target import Target
 from mlirc.passes.split_columns import split_columns
-from mlirc.passes.strategy.siblings import why_whole
+from mlirc.passes.strategy.parts import why_whole
 from mlirc.tests.frontend.elementwise import module_matches
 from mlirc.tests.passes.graph_text import check, function, generic, matmul
 
 TARGET = Target.parse("znver4")
 M, K, N = 4096, 64, 128
+SQUARE = f"tensor<{2 * N}x{2 * N}xf32>"
 WHOLE, HALF, VIEW = f"tensor<{M}x{2 * N}xf32>", f"tensor<{M}x{N}xf32>", f"tensor<2x{M // 2}x{2 * N}xf32>"
 ARGUMENTS = [("%x", f"tensor<{M}x{K}xf32>"), ("%w", f"tensor<{K}x{2 * N}xf32>"), ("%b", f"tensor<{2 * N}xf32>")]
 PRODUCT = matmul("%p", "%x", "%w", M, K, 2 * N)
@@ -85,15 +87,16 @@ def test_through_a_view_of_the_rows():
         (PRODUCT + BIAS + cut("%h", 0) + cut("%g", N), [("%h", HALF), ("%g", HALF)]),
         (PRODUCT + BIAS + cut("%h", 0) + cut("%g", N // 2) + generic("%r", [("%h", HALF), ("%g", HALF)], HALF, body="arith.mulf"), [("%r", HALF)]),
         (PRODUCT + generic("%q", [("%p", WHOLE), ("%p", WHOLE)], WHOLE, ["i, j", "i, 0", "i, j"], "arith.addf") + JOINED, [("%r", HALF)]),
+        (PRODUCT + generic("%q", [("%p", WHOLE), ("%d", SQUARE)], WHOLE, ["i, j", "j, j", "i, j"], "arith.addf") + JOINED, [("%r", HALF)]),
     ],
-    ids=["somebody reads all", "they do not meet", "they overlap", "columns depend on one another"],
+    ids=["somebody reads all", "they do not meet", "they overlap", "columns depend on one another", "a diagonal"],
 )
 def test_others_stay(body: str, results: list[tuple[str, str]]) -> None:
-    check(function(ARGUMENTS, body, results), split, f"CHECK: linalg.generic {{{{.*}}}} outs(%{{{{.*}}}} : {WHOLE})\nCHECK-NOT: tensor.extract_slice %arg1")
+    check(function([*ARGUMENTS, ("%d", SQUARE)], body, results), split, f"CHECK: linalg.generic {{{{.*}}}} outs(%{{{{.*}}}} : {WHOLE})\nCHECK-NOT: tensor.extract_slice %arg1")
 
 
 def test_what_stays_in_the_second_level_is_whole():
-    assert "second-level" in (why_whole(16, 4096, 32, TARGET) or "") and "symbol" in (why_whole("s", 4096, 32, TARGET) or "")
+    assert "second-level" in (why_whole(16, 4096, 32, TARGET) or "") and "symbol" in (why_whole(None, 4096, 32, TARGET) or "")
     assert why_whole(4096, 4096, 16, TARGET) is None
 
 
@@ -129,3 +132,70 @@ def test_gates_of_one_layer(bias: bool, parts: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("rows", [7, 400])
 def test_gradients_of_gates(rows: int) -> None:
     module_matches(Gated(2, True), torch.randn(3, rows, 33))
+
+
+class Layers(torch.nn.Module):
+    """A function of some linear layers and a tensor, without gradients."""
+
+    def __init__(self, body: Callable[..., torch.Tensor], *sizes: tuple[int, int]) -> None:
+        super().__init__()
+        self.body, self.layers = body, torch.nn.ModuleList(torch.nn.Linear(*size) for size in sizes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x, *self.layers)
+
+
+def compiled(model: torch.nn.Module, x: torch.Tensor, dynamic: bool = False) -> list[str]:
+    """The kernels of a model, which has eager mode's result; as one graph."""
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got = torch.compile(model, backend="mlirc", dynamic=dynamic, fullgraph=True, options={"fallback": False})(x)
+        torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-4)
+    return [k for k in recorded()[-1].kernels if "pack" not in k]
+
+
+def test_why_columns_stay_whole_is_no_part_of_a_kernel() -> None:
+    """Two equal products are one kernel, though the columns of one of them meet."""
+
+    def body(x: torch.Tensor, first: torch.nn.Module, second: torch.nn.Module) -> torch.Tensor:
+        a, b = second(torch.sin(first(x) * 2)).chunk(2, -1)
+        return a / b.exp()
+
+    model = Layers(body, (64, 64), (64, 64))
+    for layer in model.layers:
+        layer.bias = None
+    assert sum("matmul" in k and "sin" not in k for k in compiled(model, torch.randn(16, 64))) == 1
+
+
+def test_values_that_are_read_twice_again_and_again() -> None:
+    """To look for where parts meet takes a step for each op, not one for each way to it."""
+
+    def body(x: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:
+        a, b = layer(x).chunk(2, -1)
+        y = a * b
+        for _ in range(40):
+            y = y + torch.sin(y) * 0.5
+        return y
+
+    assert any("linear" in k for k in compiled(Layers(body, (8, 16)), torch.randn(4, 8)))
+
+
+def test_many_ops_behind_one_another() -> None:
+    def body(x: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:
+        a, b = layer(x).chunk(2, -1)
+        y = a * b
+        for i in range(600):
+            y = torch.abs(y) - i
+        return y
+
+    compiled(Layers(body, (8, 16)), torch.randn(4, 8))
+
+
+@pytest.mark.parametrize("rows, k", [(4096, 0), (0, 33), (4096, 33)])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_no_rows_or_nothing_to_add_up(dynamic: bool, rows: int, k: int) -> None:
+    def body(x: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:
+        a, b = layer(x).chunk(2, -1)
+        return a * torch.sigmoid(b)
+
+    compiled(Layers(body, (k, 512)), torch.randn(rows, k), dynamic)

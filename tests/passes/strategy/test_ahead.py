@@ -7,7 +7,7 @@ import pytest
 from mlirc.dialects.mlir import ir
 from mlirc.dialects.own import load_for
 from mlirc.passes.strategy import ContractionStrategy
-from mlirc.passes.strategy.ahead import Windows, windows
+from mlirc.passes.strategy.ahead import Windows, windows_of
 from mlirc.passes.vectorize import KernelFunction
 from mlirc.passes.vectorize.roles import roles
 from mlirc.tests.passes.graph_text import generic
@@ -44,7 +44,7 @@ def shown(text: str) -> Windows | None:
         load_for(text)
         module = ir.Module.parse(text)
         function = KernelFunction.of(module)
-        return windows(function, roles(function), None)
+        return windows_of(function, roles(function), None)
 
 
 def chosen(text: str, cpu: str) -> ContractionStrategy:
