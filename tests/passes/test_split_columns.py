@@ -158,13 +158,13 @@ def test_why_columns_stay_whole_is_no_part_of_a_kernel() -> None:
     """Two equal products are one kernel, though the columns of one of them meet."""
 
     def body(x: torch.Tensor, first: torch.nn.Module, second: torch.nn.Module) -> torch.Tensor:
-        a, b = second(torch.sin(first(x) * 2)).chunk(2, -1)
+        a, b = second(first(x)).chunk(2, -1)
         return a / b.exp()
 
     model = Layers(body, (64, 64), (64, 64))
     for layer in model.layers:
         layer.bias = None
-    assert sum("matmul" in k and "sin" not in k for k in compiled(model, torch.randn(16, 64))) == 1
+    assert sum("matmul" in k for k in compiled(model, torch.randn(16, 64))) == 1
 
 
 def test_values_that_are_read_twice_again_and_again() -> None:
