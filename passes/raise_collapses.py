@@ -26,12 +26,17 @@ def raise_collapses(function: ir.Operation) -> None:
     layouts = Layouts(function)
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if st.kind(op) == "elementwise" and len(op.results) == 1 and not st.uses_index(op):
-            merge = next((m for v in st.inputs(op) if (m := _merge(v)) is not None and product_behind(v)), None)
+            merge = next((m for v in _read_straight(op) if (m := _merge(v)) is not None and product_behind(v)), None)
             if merge is None:
                 continue
             layouts.begin_again()
             if _fits(op, merge, layouts):
                 _rewrite(op, merge, layouts)
+
+
+def _read_straight(op: ir.Operation) -> list[ir.Value]:
+    """The operands that are as large as the result: what is read for several columns, say, has other loops."""
+    return [v for v, m in zip(st.inputs(op), st.maps(op)) if st.map_dims(m) == list(range(len(st.iterators(op))))]
 
 
 def _merge(value: ir.Value) -> ir.Operation | None:

@@ -114,3 +114,23 @@ def test_symbolic_sizes_that_merge_in_the_other_order(other):
         return torch.relu((x @ w.t()).reshape(-1) + z.reshape(-1))
 
     matches(f, x, w, y, dynamic=True, factor=4)
+
+
+def test_a_column_that_is_read_for_several_stays_merged():
+    """The product has one column, and the op behind it three: its loops are not those of the product."""
+    three, two, many = "tensor<4x2x1xf32>", "tensor<8x1xf32>", "tensor<8x3xf32>"
+    multiply = "%m = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %m : f32"
+    kinds = [("%x", "tensor<4x16xf32>"), ("%y", "tensor<16x2x1xf32>")]
+    body = generic("%p", kinds, three, ["i, l", "l, j, k", "i, j, k"], multiply, "pppr", "ijkl", "0.0", "contraction")
+    body += f"%c = tensor.collapse_shape %p [[0, 1], [2]] : {three} into {two}\n"
+    body += generic("%a", [("%c", two), ("%v", "tensor<3xf32>")], many, ["i, 0", "j", "i, j"], "arith.mulf")
+    check(
+        function([*kinds, ("%v", "tensor<3xf32>")], body, [("%a", many)]),
+        raise_collapses,
+        """
+        CHECK: %[[C:.*]] = tensor.collapse_shape
+        CHECK: linalg.generic
+        CHECK-SAME: ins(%[[C]], %arg2 : tensor<8x1xf32>, tensor<3xf32>) outs(%{{.*}} : tensor<8x3xf32>)
+        """,
+        clean=True,
+    )
