@@ -90,8 +90,12 @@ def test_gradients(rows, n, dtype, dynamic):
     norm = Rms(n).to(dtype)
 
     def f(x, b):
-        y = [norm(x), x - x.mean(), F.normalize(x, dim=1), x.mean(0).expand(2, -1), (b * 2).expand(3, n).exp(), (b.exp() + 1).expand(rows, n) * x]
-        return *y, *torch.autograd.grad([(t.float() ** 2).sum() for t in y], [x, b])
+        norms = [norm(x), F.normalize(x, dim=1)]
+        y = [x - x.mean(), x.mean(0).expand(2, -1), (b * 2).expand(3, n).exp(), (b.exp() + 1).expand(rows, n) * x]
+        # The norm of one number is its sign: in bf16 the gradient is what its own roundings leave of zero.
+        flat = n == 1 and dtype == torch.bfloat16
+        gradients = torch.autograd.grad([(t.float() ** 2).sum() for t in (y if flat else norms + y)], [x, b])
+        return *norms, *y, *gradients
 
     compare(f, torch.randn(rows, n).to(dtype).requires_grad_(), torch.randn(1, 1).to(dtype).requires_grad_(), dynamic=dynamic)
 
