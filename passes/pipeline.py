@@ -13,6 +13,7 @@ from ..dialects.mlir import PassManager, ir
 from . import structure as st
 from .bucket_updates import bucket_updates
 from .chain import chain
+from .check_indices import check_indices
 from .constants import lay_out_constants
 from .convert_parts import convert_parts
 from .copy_lines import copy_lines
@@ -171,6 +172,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "select-concats": _cleaned(select_concats),
     "narrow-indices": _cleaned(narrow_indices),
     "bucket-updates": lambda graph: bucket_updates(graph.function, graph.target),
+    "check-indices": lambda graph: check_indices(graph.function),
     "count-updates": _cleaned(count_updates),
     "fit-integers": lambda graph: fit_integers(graph.function, pack_shape(graph.target)),
     "materialize": lambda graph: materialize(graph.function, graph.writes),

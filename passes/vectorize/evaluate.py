@@ -32,6 +32,18 @@ _BELOW = {_P.slt: (False, False), _P.sle: (True, False), _P.sgt: (True, True), _
 """Signed predicate -> (whether x = bound counts as below it, whether it is the others that are meant)."""
 
 
+def _registers(condition: ir.Value) -> int:
+    """In how many parts a condition is looked at: two where it compares numbers of 64 bits, which take two vectors.
+
+    Putting their masks together would write the register k0, which x86's instruction for a mask of ones reads: each gather would wait for
+    the check of the one before it (80,000 cold indices 0.37 instead of 0.16 ms on a Zen 4).
+    """
+    compare = st.owner(condition)
+    kind = compare.operands[0].type.element_type if compare is not None and compare.name == "arith.cmpi" else None
+    wide = isinstance(kind, ir.IndexType) or isinstance(kind, ir.IntegerType) and kind.width == 64
+    return 2 if wide and condition.type.shape[0] % 2 == 0 else 1
+
+
 class Evaluator:
     """Builds values at the current insertion point. `mask` (a vector of i1, or None) guards the lanes past the end."""
 
@@ -233,17 +245,23 @@ class Evaluator:
         self.math.once(("check", ok, message, self.mask), lambda: self._check(ok, message))
 
     def _check(self, ok: ir.Value, message: str) -> None:
+        i1 = ir.IntegerType.get_signless(1)
+        conditions = [ok]
         if isinstance(ok.type, ir.VectorType):
+            registers = _registers(ok)
             if self.mask is not None:
                 true = builders.constant(ok.type, 1)
                 ok = arith.ori(ok, arith.xori(self.mask, true))
-            ok = vector.reduction(ir.IntegerType.get_signless(1), vector.CombiningKind.AND, ok)
-        bad = arith.xori(ok, builders.constant(ir.IntegerType.get_signless(1), 1))
-        branch = scf.IfOp(bad)
-        with ir.InsertionPoint(branch.then_block):
-            i64 = ir.IntegerType.get_signless(64)
-            llvm.StoreOp(builders.constant(i64, status_code(message)), self.status, ordering=llvm.AtomicOrdering.monotonic, alignment=8)
-            scf.YieldOp([])
+            n = ok.type.shape[0] // registers
+            part = ir.VectorType.get([n], i1)
+            parts = [ok] if registers == 1 else [vector.extract_strided_slice(part, ok, [i * n], [n], [1]) for i in range(registers)]
+            conditions = [vector.reduction(i1, vector.CombiningKind.AND, p) for p in parts]
+        for condition in conditions:
+            branch = scf.IfOp(arith.xori(condition, builders.constant(i1, 1)))
+            with ir.InsertionPoint(branch.then_block):
+                i64 = ir.IntegerType.get_signless(64)
+                llvm.StoreOp(builders.constant(i64, status_code(message)), self.status, ordering=llvm.AtomicOrdering.monotonic, alignment=8)
+                scf.YieldOp([])
 
     # Points
 
