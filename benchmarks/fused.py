@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .arithmetic import Work, count
@@ -32,9 +31,9 @@ class Group:
     """Bytes that they read of others and that others read of them; None where rows are looked up, or sizes are symbols."""
     work: Work | None = None
     """Its arithmetic; None where sizes are symbols."""
-    timed: dict[str, int] = field(default_factory=dict)
-    """The kernels that are timed in the model, for want of random numbers that would do, and how often the model calls each: sums over
-    sorted indices, and what sorts them, which counts for the first group that reads it."""
+    sorts: bool | None = None
+    """Of sums over sorted indices: whether what sorts them counts here, as it does in the first group that reads it; None for other groups.
+    They run in a program of their own, for want of random numbers that would do."""
 
     @property
     def moved_bytes(self) -> int:
@@ -137,7 +136,6 @@ def _groups(model: str, gm: Any) -> list[_Found]:
     from mlirc.lowering.target import Target
     from mlirc.passes.chained import is_chain
     from mlirc.passes.layouts import Layouts
-    from mlirc.passes.sorted_updates import SORTED
     from mlirc.passes.vectorize import KernelFunction
 
     out = []
@@ -154,7 +152,7 @@ def _groups(model: str, gm: Any) -> list[_Found]:
                 constant.add(n)
         function, kernels = run_graph_passes(graph.module, [tensors.index(i) for i in graph.writes], Target.parse("host"))
         once = _run_once(function, {tensors.index(i) for i in weight_inputs(graph, static_inputs())})
-        sorting = {k.name for k in kernels if SORTED in k.text or "mlirc.bucket" in k.text}
+        sorting = _sorting(kernels)
         sorts, counted = _sorts(function, sorting), set[str]()
         layouts = Layouts(function)
         texts, segments = {}, set[str]()
@@ -179,23 +177,44 @@ def _groups(model: str, gm: Any) -> list[_Found]:
             # What is left of a product in kernels of its own (padding, the scores of attention) is no group.
             if ops and chosen and not any(word in str(nodes[n].target) for n in chosen for word in _PRODUCTS):
                 places.setdefault(tuple(map(_callee, ops)), []).append((chosen, ops))
-        runs = Counter(_callee(op) for ops in calls.values() for op in ops)
         for names, found in places.items():
             chosen, ops = found[0]
             inputs, part = _part(gm, chosen, constant - weights)
             if constant.issuperset(inputs):
                 continue
-            timed = [*names, *(n for name in names for n in sorts[name] if n not in counted)] if segments.intersection(names) else []
-            counted.update(timed)
+            orders = {n for name in names for n in sorts[name]}
+            first = not orders <= counted if segments.intersection(names) else None
+            counted.update(orders if first else ())
             works = [count(texts[name]) for name in names]
             work = None if None in works else sum(works, Work())  # type: ignore[arg-type]
             looks_up = any(str(nodes[n].target) in _LOOK_UPS for n in chosen)
             group = Group(
                 model, _name(names), len(found), part, [], tuple(texts[n] for n in names), _places(ops, layouts),
-                None if looks_up else _bytes_between(ops, layouts), work, {n: runs[n] for n in timed},
+                None if looks_up else _bytes_between(ops, layouts), work, first,
             )  # fmt: skip
             out.append(_Found(group, inputs, constant - weights))
     return out
+
+
+def sorting_kernels(gm: Any) -> set[str]:
+    """The kernels of a graph that sort indices, or what is read by them."""
+    from mlirc.dialects.mlir import ir
+    from mlirc.driver import run_graph_passes
+    from mlirc.frontend.imported import TensorSpec
+    from mlirc.frontend.importer import import_graph
+    from mlirc.lowering.target import Target
+
+    with ir.Context(), ir.Location.unknown():
+        graph = import_graph(gm, True, {})
+        tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
+        _, kernels = run_graph_passes(graph.module, [tensors.index(i) for i in graph.writes], Target.parse("host"))
+        return _sorting(kernels)
+
+
+def _sorting(kernels: Sequence[Any]) -> set[str]:
+    from mlirc.passes.sorted_updates import SORTED
+
+    return {k.name for k in kernels if SORTED in k.text or "mlirc.bucket" in k.text}
 
 
 def _name(names: tuple[str, ...]) -> str:

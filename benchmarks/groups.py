@@ -8,7 +8,7 @@ with the values that the model has there; nothing is picked by hand. Each become
 outputs have (`bytes`), in the same rounds and, as the kernels, with what has room there in the caches; and what the vector units
 need for the arithmetic, each element once, at the rates of products, divisions and ops of any kind from registers (`units`, see
 `benchmarks.arithmetic`). `of limit` is that time over the bare kernel's, without Python. It is above one where inputs are not read
-whole. Sums over sorted indices are timed in the running model, with what sorts the indices.
+whole. Sums over sorted indices are timed in a program of their own, with what sorts the indices.
 """
 
 from __future__ import annotations
@@ -24,17 +24,14 @@ from typing import Any
 import click
 
 from .arithmetic import Rates
-from .fused import Group, groups_of
+from .fused import Group, groups_of, sorting_kernels
 
 SAMPLE_SECONDS = 50e-6
 """The least time of a sample of native calls."""
 
 
-def measure(group: Group, backends: list[str], seconds: float, rates: Rates | None = None, in_model: dict[str, float] | None = None) -> dict[str, Any]:
-    """A row: milliseconds of each backend through torch.compile, of the bare kernels, and of both limits.
-
-    `in_model`: milliseconds of the model's kernels in a call of it, for those of `group.timed`.
-    """
+def measure(group: Group, backends: list[str], seconds: float, rates: Rates | None = None) -> dict[str, Any]:
+    """A row: milliseconds of each backend through torch.compile, of the bare kernels, and of both limits."""
     import torch
     import torch._dynamo
 
@@ -42,6 +39,7 @@ def measure(group: Group, backends: list[str], seconds: float, rates: Rates | No
     from mlirc.lowering.target import Target
     from mlirc.options import Options
 
+    from .in_model import kernels_ms
     from .limits import Repeat
     from .measure import alternate, median_ms
     from .suite import first_call
@@ -64,11 +62,11 @@ def measure(group: Group, backends: list[str], seconds: float, rates: Rates | No
         row["aten"] = len(runner.report.aten)  # type: ignore[attr-defined]
         repeat = Repeat()
         results = runner(list(arguments))
-        found = [_of_the_model(group, i) for i in range(len(group.texts))] if group.work and not group.timed else []
+        found = [_of_the_model(group, i) for i in range(len(group.texts))] if group.work and group.sorts is None else []
         natives, memory = [native for native, _ in found if native is not None], [kept for _, kept in found]
         if not natives or len(natives) < len(group.texts):
             natives = [runner.program.last_call()] if hasattr(runner, "program") else []
-            if not group.timed:
+            if group.sorts is None:
                 row["bytes"] = group.graph_bytes
         copy = repeat.copy(row["bytes"])
         first = {"bytes": lambda: copy(1), **{f"kernel {i}": repeat.function(*native, 1) for i, native in enumerate(natives)}}
@@ -80,8 +78,10 @@ def measure(group: Group, backends: list[str], seconds: float, rates: Rates | No
         taken = {name: median_ms(samples) / times.get(name, 1) for name, samples in alternate(calls, seconds, before=first).items()}
         row["kernel ms"] = sum(ms for name, ms in taken.items() if name.startswith("kernel "))
         row.update((f"{name} ms", ms) for name, ms in taken.items() if not name.startswith("kernel "))
-        if in_model and group.timed:
-            row["kernel ms"] = sum(in_model[name] / runs for name, runs in group.timed.items())
+        if group.sorts is not None:
+            others = set() if group.sorts else sorting_kernels(group.graph)
+            alone = kernels_ms(lambda: runner(list(arguments)), [runner.report])  # type: ignore[attr-defined]
+            row["kernel ms"] = sum(ms for name, ms in alone.items() if name not in others)
         del results, memory
     row["units ms"] = 1e3 * rates.seconds(group.work) / torch.get_num_threads() if group.work else 0.0
     row["limit ms"] = max(row["bytes ms"], row["units ms"])
@@ -211,8 +211,6 @@ def main(models: str, dtype: str, threads: int, backends: str, seconds: float, d
 
     from mlirc.lowering.codegen import own_process
 
-    from .in_model import kernel_ms
-    from .models import build_in
     from .suite import DTYPES
 
     own_process()
@@ -229,12 +227,9 @@ def main(models: str, dtype: str, threads: int, backends: str, seconds: float, d
         except Exception as error:  # nor may a model's
             click.echo(f"{model:13} FAILED {type(error).__name__}: {str(error)[:300]}", err=True)
             continue
-        in_model: dict[str, float] = {}
         for group in groups:
             try:
-                if group.timed and not in_model:
-                    in_model = kernel_ms(*build_in(model, getattr(torch, DTYPES[dtype])), dynamic)
-                row = measure(group, contestants, seconds, rates, in_model)
+                row = measure(group, contestants, seconds, rates)
                 row.update(dtype=dtype, threads=threads)
             except Exception as error:  # one group's failure must not end the table
                 click.echo(f"{model:13} {group.name} FAILED {type(error).__name__}: {str(error)[:300]}", err=True)

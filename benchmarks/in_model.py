@@ -1,36 +1,31 @@
-"""What each kernel of a whole model takes while the model runs: on the values and layouts it has there, after the kernels before it."""
+"""What each kernel takes while the graphs that it is part of run: on the values and layouts it has there, after the kernels before it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlirc.frontend.report import GraphReport
 
 CALLS = 15
-"""Calls of the model: a kernel's time is the median of theirs."""
+"""A kernel's time is the median of as many."""
 
 
-def kernel_ms(function: Callable[..., Any], args: Any, kwargs: Any, dynamic: bool = False) -> dict[str, float]:
-    """Milliseconds of all runs of each kernel in a call of `function`, by name; about 1 us of each run is Python's.
+def kernels_ms(call: Callable[[], object], graphs: Sequence[GraphReport]) -> dict[str, float]:
+    """Milliseconds of all runs of each kernel in a call, by name; about 1 us of each run is Python's.
 
-    A kernel that the graph runs once (of weights alone) takes 0.
+    `graphs`: those that `call` runs, complete after its first time. A kernel that a graph runs once (of weights alone) takes 0.
     """
-    import torch
-    import torch._dynamo
-
-    from mlirc.frontend.report import listening
     from mlirc.runtime.profile import profiling
 
-    torch._dynamo.reset()
-    with torch.no_grad(), listening() as graphs:
-        compiled = torch.compile(function, backend="mlirc", dynamic=dynamic)
-        for _ in range(3):
-            compiled(*args, **kwargs)
-        taken: dict[str, list[float]] = {symbol: [] for graph in graphs for symbol in graph.symbols}
-        for _ in range(CALLS):
-            with profiling() as seconds:
-                compiled(*args, **kwargs)
-            for symbol, times in taken.items():
-                times.append(seconds.get(symbol, 0.0))
-    torch._dynamo.reset()
+    for _ in range(3):
+        call()
+    taken: dict[str, list[float]] = {symbol: [] for graph in graphs for symbol in graph.symbols}
+    for _ in range(CALLS):
+        with profiling() as seconds:
+            call()
+        for symbol, times in taken.items():
+            times.append(seconds.get(symbol, 0.0))
     return {name: 1e3 * median(taken[symbol]) for graph in graphs for symbol, name in graph.symbols.items()}

@@ -22,7 +22,9 @@ from mlirc.benchmarks import (
     experts,
     exported,
     flex,
+    fused,
     groups,
+    in_model,
     limits,
     measure,
     models,
@@ -32,7 +34,6 @@ from mlirc.benchmarks import (
     training,
     verdict,
 )
-from mlirc.benchmarks.in_model import kernel_ms
 from mlirc.tests import models as small
 
 
@@ -239,20 +240,28 @@ def test_groups(tiny, tmp_path):
 
 
 def test_groups_of_sorted_sums(monkeypatch, tmp_path):
-    """They are timed in the model, each kernel that sorts in one of them."""
+    """They are timed in a program of their own; what sorts counts for the first of them."""
 
     def case():
         return nets.GraphSage(128, 160, 4), (torch.randn(20000, 128), torch.randint(0, 20000, (2, 30000))), {}
 
     monkeypatch.setitem(models.MODELS, "tiny", case)
-    sums = [g for g in groups.groups_of("tiny", torch.float32) if g.timed]
-    timed = [name for g in sums for name in g.timed]
-    assert len(sums) == 2 and len(timed) == len(set(timed)) > 2
-    module, args, kwargs = case()
-    in_model = kernel_ms(module, args, kwargs)
-    assert set(timed) <= set(in_model) and all(in_model[name] > 0 for name in timed)
-    row = groups.measure(sums[0], ["mlirc"], 0.001, in_model={name: 2.0 for name in timed})
-    assert row["kernel ms"] == 2.0 * len(sums[0].timed) and row["mlirc error"] < 1e-5
+    found = groups.groups_of("tiny", torch.float32)
+    assert {g.sorts for g in found} == {None, True, False}
+    sums = [g for g in found if g.sorts is not None]
+    timed, real = [], in_model.kernels_ms
+
+    def ms(call, graphs):
+        names = list(graphs[0].symbols.values())
+        assert set(real(call, graphs)) == set(names)
+        timed.append(len(names))
+        return dict.fromkeys(names, 2.0)
+
+    monkeypatch.setattr(in_model, "kernels_ms", ms)
+    rows = [groups.measure(g, ["mlirc"], 0.001) for g in sums]
+    sorting = [len(fused.sorting_kernels(g.graph)) for g in sums]
+    assert min(sorting) >= 2 and [r["kernel ms"] for r in rows] == [2.0 * timed[0], 2.0 * (timed[1] - sorting[1])]
+    assert all(r["mlirc error"] < 1e-5 for r in rows)
 
 
 def test_kernels_of_one_op_are_one_group(monkeypatch):
