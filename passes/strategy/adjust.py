@@ -22,8 +22,10 @@ from .contractions import ContractionStrategy
 from .fetching import MOST_DISTANCE, distance, level, may_fetch
 from .heights import short_tiles
 from .loops import LoopStrategy
+from .rows import MOST_JOINED, rows_together
 from .steps import MOST_STEPS, adds_integers, most_apart, steps_together
 from .traffic import copies, copy_pitch, panel_step
+from .walk import walk
 from .widths import UNPACKED_COLUMNS, sum_registers
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 Value = int | bool | None
 
 CONTRACTION_FIELDS = ("rows", "columns", "row_tiles", "lines", "depth", "kept", "group", "chunk", "near", "lanes_first", "groups_first", "looped_epilogue", "turned", "unroll", "dot_pairs", "fetch_ahead", "fetch_level", "fetch_distance", "streams", "steps", "rows_copied", "rows_once", "overlapped", "reads_ahead", "rows_ahead", "results_ahead", "grain")
-LOOP_FIELDS = ("lanes", "unroll", "in_turns", "stores_together", "grain")
+LOOP_FIELDS = ("lanes", "unroll", "joined", "in_turns", "stores_together", "grain")
 SEGMENTS_FIELDS = ("lanes", "unroll", "ahead", "blocks_outside", "grain")
 _FLAGS = ("lanes_first", "groups_first", "looped_epilogue", "turned", "dot_pairs", "fetch_ahead", "rows_copied", "rows_once", "overlapped", "reads_ahead", "results_ahead", "in_turns", "stores_together", "blocks_outside")
 _OR_NONE = ("lines", "depth", "kept", "chunk", "near", "rows_ahead")
@@ -123,7 +125,7 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], kernel: KernelFun
         if name not in _FLAGS and (isinstance(value, bool) or (value is None and name not in _OR_NONE) or value == 0 and name != "lines"):
             return f"{name} wants a positive number{' or none' if name in _OR_NONE else ''}, got {_spell(value)}"
     if isinstance(strategy, LoopStrategy):
-        return replace(strategy, **fields)  # type: ignore[arg-type]
+        return _follow(replace(strategy, **fields), fields, kernel, target)  # type: ignore[arg-type]
     new = replace(strategy, **fields)  # type: ignore[arg-type]
     if new.lines is None:
         new = replace(new, pitch=0)
@@ -158,6 +160,14 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], kernel: KernelFun
     if "overlapped" not in fields:
         new = replace(new, overlapped=new.overlapped and new.rows == 32 and not new.turned)
     return replace(new, short_rows=short_tiles(new.rows, new.columns), grain=grain)
+
+
+def _follow(s: LoopStrategy, fields: Mapping[str, Value], kernel: KernelFunction, target: Target) -> LoopStrategy:
+    """What goes with other rows side by side than the model's."""
+    if "joined" in fields:
+        rows = s.joined if s.joined > 1 else rows_together(walk(kernel, target), target)
+        s = replace(s, rows=rows, combined=-(-rows // 2))
+    return s if "stores_together" in fields else replace(s, stores_together=s.stores_together and s.joined == 1)
 
 
 def _without_steps(s: ContractionStrategy) -> bool:
@@ -366,7 +376,10 @@ def _impossible_loops(kernel: KernelFunction, target: Target, model: LoopStrateg
         return f"lanes={s.lanes} is impossible for this kernel; valid: {valid}"
     if s.lanes != model.lanes and any(c is not None for c in (model.transposed, model.staged, model.interleaved)):
         return f"lanes={s.lanes} is impossible for this kernel, which transposes or interleaves in registers; valid: {model.lanes}"
-    if s.stores_together and (s.rows == 1 or len(s.inner) != 1):
+    if s.joined != model.joined and (model.rows == 1 or s.joined > MOST_JOINED or s.staged is not None or s.split is not None):
+        valid = f"1 to {MOST_JOINED}" if model.rows > 1 and s.staged is None and s.split is None else "1 (it wants rows of known length, reduced along the lanes)"
+        return f"joined={s.joined} is impossible for this kernel; valid: {valid}"
+    if s.stores_together and (s.rows == 1 or s.joined > 1 or len(s.inner) != 1):
         return "stores_together=true is impossible for this kernel; valid: false (it wants rows that are computed together, reduced along one class)"
     if s.in_turns and not model.in_turns and s.unroll == 1:
         return "in_turns=true is impossible for this kernel; valid: false (it wants an unroll of 2 or more)"

@@ -11,6 +11,7 @@ from .. import structure as st
 from ..phases import phases
 from .common import OF_HALVES, fills_halves, grain, has_functions, why_grain, why_lanes
 from .keep import copied, kept
+from .rows import even, rows_side_by_side, rows_together, widened_for_all_rows
 from .split import split
 from .stage import staged, staged_along
 from .stream import WHY_STREAMED, streamed_by_loops
@@ -53,6 +54,8 @@ class LoopStrategy:
     the others."""
     combined: int = 1
     """Rows of a block whose sums are combined in one vector: half of them, so that the others' are under way meanwhile."""
+    joined: int = 1
+    """Rows that one loop along the lanes walks over: all of a block, where it is more than one."""
     stores_together: bool = False
     """Whether what is stored after the last reduction is stored in one loop for two rows: what is the same for them is read once."""
     staged: int | None = None
@@ -112,10 +115,13 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
         why["copied"] = "read again in a later walk over the row, before which its lines would evict one another"
     if transposed is None and plan.staged is None:
         plan = _widened(w, plan, target)
-    plan.rows = _rows_together(w, target)
+    plan.rows = rows_together(w, target)
     if plan.rows > 1:
         why["rows"] = "short rows that are reduced along the lanes"
-        if len(w.inner) == 1 and _widened_for_all_rows(w):
+        if together := rows_side_by_side(w, plan, target):
+            plan.rows, plan.unroll = plan.joined, _ = together
+            why["joined"] = "what is the same for all rows is read once, and their sums stay in registers"
+        elif len(w.inner) == 1 and widened_for_all_rows(w):
             plan.stores_together, why["stores_together"] = True, "16-bit numbers that are the same for all rows are widened once"
     if plan.staged is not None:
         plan.parallel, plan.block = [*(c for c in w.rows if c != plan.staged), plan.staged], w.lanes
@@ -129,9 +135,10 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
             why["transposed"] = "loads are contiguous along it, stores are not"
         work = _ops(kernel) * _elements(w, plan)
     if plan.rows > 1 and plan.staged is not None:
-        plan.rows = _even(plan.block, plan.rows)
+        plan.rows = even(plan.block, plan.rows)
     elif plan.rows > 1 and plan.serial:
-        plan.rows = _even(w.size(plan.serial[-1]), plan.rows)
+        plan.rows = even(w.size(plan.serial[-1]), plan.rows)
+        plan.joined = min(plan.joined, plan.rows)
     plan.combined = -(-plan.rows // 2)
     plan.grain = grain(work)
     why.update(why_grain(work))
@@ -139,11 +146,6 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     if plan.streamed:
         why["streamed"] = WHY_STREAMED
     return plan
-
-
-def _even(size: int, block: int) -> int:
-    """The size of as many blocks that are alike: 49 rows are 25 and 24, and not 32 and 17."""
-    return -(-size // -(-size // block))
 
 
 def _shared_by_threads(w: Walk, transposed: int | None) -> tuple[list[int], list[int]]:
@@ -264,53 +266,6 @@ def _wide(w: Walk, plan: LoopStrategy, target: Target) -> int:
         if wide // w.lanes * accumulators <= target.vector_registers // 2 and (size % wide == 0 or size >= FULL * wide):
             return wide
     return 0
-
-
-BLOCK_BYTES = 12 << 10
-"""That a block of rows reads: it comes while the block before is computed, and stays in the first-level cache from phase to phase. With 48 KB,
-norms of 768 f32 take 7.9 us by 4 rows and 9.3 by 8, of 192 13.0 by 16 and 15.5 by 32; with 32 KB (Zen 4), of 384 f32 11.3 us by 4 rows, 9.9
-by 8 and 11.0 by 16, of 768 21.8, 20.7 and 24.1 by 2, 4 and 8, of 768 bf16 25.1, 22.8 and 22.2 by 4, 8 and 16."""
-
-MOST_ROWS = 32
-"""Of a block. Layer norms of 96 bf16, 3,136 of them, take 23.9 us by 16 rows, and 20.3 by 32."""
-
-LEAST_BYTES = 2
-"""That an element of a row counts for: 12 KB are 6,144 elements then, of which each value that is kept has 24 KB on the stack."""
-
-MOST_GATHERED = 2
-"""Of rows that are looked up, which nothing fetches: norms of 128 rows of 768 f32 out of 94 MB take 17.2 us by 2 and 22.0 by 4."""
-
-
-def _rows_together(w: Walk, target: Target) -> int:
-    """How many rows are computed together, where they are of known length and reduced along the lanes.
-
-    As many as `BLOCK_BYTES` have room for. Two rows are better than one up to half of the first-level cache: of 2048 f32 44.8 and 53.2 us.
-    Where rows read little of their own, what is kept of them still has to have room.
-    """
-    if not w.horizontal or not w.fixed_inner:
-        return 1
-    loads = {a.value for a in w.kernel.accesses.items if not a.store and {*w.inner} & {*a.steps} and any(a.steps.get(c, 0) != 0 for c in w.rows)}
-    read = w.product(w.inner) * max(sum(builders.element_type(v).width // 8 for v in loads), LEAST_BYTES)
-    rows = MOST_GATHERED if any(map(_looks_up, w.kernel.domain.loops)) else MOST_ROWS
-    while rows > 1 and (rows * read > (BLOCK_BYTES if rows > 2 else target.caches.first // 2) or 4 * rows > w.product(w.rows)):
-        rows //= 2
-    return rows
-
-
-def _looks_up(op: ir.Operation) -> bool:
-    """Whether an op reads elements at indices that are in memory; not those of a roll, which follow one another."""
-    indices = [v for v in st.inputs(op) if st.is_tensor(v) and isinstance(builders.element_type(v), ir.IntegerType)]
-    return bool(indices) and any(map(st.is_tensor, st.captured(op)))
-
-
-def _widened_for_all_rows(w: Walk) -> bool:
-    """Whether 16-bit numbers along the lanes are the same for all rows, as the weight of a norm in bf16.
-
-    In f32 one loop for the rows gains nothing (layer norm of 128 x 768: 13.0 and 12.6 us), and loses where the row is gathered (RMS norm of
-    looked up rows, 1.6 MB: 21 to 25 and 30 to 31). In bf16, that layer norm: 15.3 and 14.5.
-    """
-    loads = [a.steps for a in w.kernel.accesses.items if not a.store and builders.element_type(a.value).width == 16]
-    return any(s.get(w.lane) == 1 and not any(s.get(c, 0) != 0 for c in w.kernel.domain.rows) for s in loads)  # type: ignore[arg-type]
 
 
 MOST_OPS = 16

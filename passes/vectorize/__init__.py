@@ -18,6 +18,7 @@ from .deep_tiles import vectorize_deep_tiles
 from .dot import vectorize_dot
 from .grouped_tiles import vectorize_grouped_tiles
 from .groups_of_rows import walk_groups
+from .joined_rows import vectorize_joined_rows
 from .joined_tiles import vectorize_joined_tiles
 from .kernel import KernelFunction
 from .loops import vectorize_loops
@@ -67,6 +68,8 @@ def _vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mo
             assert isinstance(strategy, LoopStrategy)
             if strategy.split is not None:
                 return vectorize_split(kernel, strategy, symbol)
+            if strategy.joined > 1:
+                return vectorize_joined_rows(kernel, strategy, symbol)
             if strategy.rows > 1:
                 return vectorize_rows(kernel, strategy, symbol)
             return vectorize_loops(kernel, strategy, symbol)

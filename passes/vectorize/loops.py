@@ -54,6 +54,8 @@ class Loops:
         self.env: dict[int, Index] = {}
         self.row: Number = 0
         """Which row of those that are computed together."""
+        self.together = 1
+        """Rows that one loop along the lanes walks over."""
         self.stage: Stage | None = None
         self.read: dict[ir.Value, Point] = {}
         """The arguments that are to be copied which the current walk reads, and where."""
@@ -314,15 +316,16 @@ class Loops:
         return self.k.walks_in(lane, self.e.lanes * self.s.unroll)
 
     def _horizontal(self, phase: Phase, classes: Sequence[int]) -> Values:
-        """Vector accumulators along the lane class."""
+        """Vector accumulators along the lane class: of each reduction, for each row that is walked over."""
         e = self.e
         lane = self.s.lane
         assert lane is not None
-        start = [v for op in phase.reductions for v in self._carried(op, e.math.splat(neutral(op)))]
+        reductions = phase.reductions * self.together
+        start = [v for op in reductions for v in self._carried(op, e.math.splat(neutral(op)))]
         flat = [v for _ in range(self.s.unroll) for v in start]
         width = len(start)
 
-        sums = any(combiner(op).name == "arith.addf" for op in phase.reductions)
+        sums = any(combiner(op).name == "arith.addf" for op in reductions)
 
         def blocks(lo: Number, hi: Number, each: int, walk: Callable[[Number, Number, Values], Values], values: Values) -> Values:
             """A walk from `lo` to `hi`; of a long sum, the sums of blocks."""
@@ -332,7 +335,7 @@ class Loops:
 
             def block(i: Number, totals: Values) -> Values:
                 parts = walk(i, e.math.minimum(e.math.add(i, each), hi), flat)
-                return [v for u in range(0, len(parts), width) for v in join(phase.reductions, totals[u : u + width], parts[u : u + width])]
+                return [v for u in range(0, len(parts), width) for v in join(reductions, totals[u : u + width], parts[u : u + width])]
 
             return loop(e, lo, hi, each, values, block)
 
@@ -347,7 +350,7 @@ class Loops:
 
             def element(i: Number, vs: Values) -> Values:
                 self.env[lane] = Index(i, 1)
-                return self._element(phase, vs)
+                return self._elements_at(phase, vs)
 
             def walk(begin: Number, end: Number, vs: Values) -> Values:
                 sets = [vs[u * width : (u + 1) * width] for u in range(self.s.unroll)]
@@ -358,8 +361,12 @@ class Loops:
         out = nest(list(classes), flat)
         total = out[:width]
         for u in range(1, self.s.unroll):
-            total = join(phase.reductions, total, out[u * width : (u + 1) * width])
+            total = join(reductions, total, out[u * width : (u + 1) * width])
         return total
+
+    def _elements_at(self, phase: Phase, carried: Values) -> Values:
+        """One vector of each row that is walked over."""
+        return self._element(phase, carried)
 
     def _element(self, phase: Phase, carried: Values) -> Values:
         """One vector: all reductions and stores of a phase."""

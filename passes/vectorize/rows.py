@@ -43,11 +43,11 @@ Place = Callable[[Number], None]
 
 def vectorize_rows(kernel: KernelFunction, strategy: LoopStrategy, symbol: str) -> ir.Module:
     """Build the module of a kernel of kind `rows` whose strategy has several rows in a block."""
-    emitter = _BlocksOfRows(kernel, strategy)
+    emitter = BlocksOfRows(kernel, strategy)
     return entry.build(symbol, kernel.kinds, emitter.trip, strategy.grain, emitter.body)
 
 
-class _BlocksOfRows(Loops):
+class BlocksOfRows(Loops):
     def __init__(self, kernel: KernelFunction, strategy: LoopStrategy) -> None:
         super().__init__(kernel, strategy)
         self.halves = any(st.is_tensor(v) and isinstance(builders.element_type(v), ir.BF16Type) for v in (*kernel.arguments, *kernel.results))
@@ -171,20 +171,19 @@ class _BlocksOfRows(Loops):
             rows = [m.add(first, n) for n in range(STORED)]
             if not isinstance(count, int) or count % STORED:
                 rows = [m.minimum(row, m.sub(count, 1)) for row in rows]
-            self._together(phase, rows, place)
+            self._together(phase, rows, [self._results(row) for row in rows], place)
             return []
 
         loop(self.e, 0, count, STORED, [], some)
 
-    def _together(self, phase: Phase, rows: Sequence[Number], place: Place) -> None:
-        """The stores of a phase in one loop for these rows.
+    def _together(self, phase: Phase, rows: Sequence[Number], known: Sequence[dict[ir.Value, Lookup]], place: Place) -> None:
+        """The stores of a phase in one loop for these rows, of which the results of reductions are known.
 
         Nothing is stored before all is read: of rows a multiple of 4096 bytes apart, a CPU takes the element of the next row that is read
         for the one that was stored.
         """
         lane, e = self.s.lane, self.e
         assert lane is not None
-        known = [self._results(row) for row in rows]
 
         def element(i: Number, _: Values) -> Values:
             e.math.enter()
@@ -194,23 +193,37 @@ class _BlocksOfRows(Loops):
                 e.known.update(results)
                 self.env[lane] = Index(i, 1)
                 stores += [self._computed(n) for n in phase.stores]
+                self._fetch(phase)
             for store in stores:
                 store()
             e.math.leave()
             return []
 
-        lane_loop(e, *self._range(lane), self.s.unroll, [], element, whole=self._in_blocks(lane))
+        def nest(classes: Sequence[int]) -> None:
+            if not classes:
+                lane_loop(e, *self._range(lane), self.s.unroll, [], element, whole=self._in_blocks(lane))
+                return
+
+            def step(i: Number, _: Values) -> Values:
+                self.env[classes[0]] = Index(i)
+                nest(classes[1:])
+                return []
+
+            loop(e, *self._range(classes[0]), 1, [], step)
+
+        nest([c for c in self.s.inner if c != lane])
 
     # Fetching
 
     def _element(self, phase: Phase, carried: Values) -> Values:
         out = super()._element(phase, carried)
-        if phase.number == FETCHED and self.stage is None:
-            self._fetch()
+        self._fetch(phase)
         return out
 
-    def _fetch(self) -> None:
-        """Ask for what the next block reads in the place of this element."""
+    def _fetch(self, phase: Phase) -> None:
+        """Ask for what the next block reads in the place of this element, in one of the phases."""
+        if phase.number != FETCHED or self.stage is not None:
+            return
         m, lane, along = self.e.math, self.s.lane, (self.s.serial or self.s.parallel)[-1]
         assert lane is not None
         steps = {a.value: a.steps for a in self.k.accesses.items if not a.store and a.steps.get(lane) == 1 and None not in a.steps.values()}

@@ -36,12 +36,21 @@ def combines_rows(op: ir.Operation) -> bool:
     return combiner(op).name not in EXTREMES and builders.element_type(op.results[0]).width >= WORD
 
 
+FEW = 4
+"""Rows of which each is folded to 128 bits first: shuffles within 128 bits take 1 cycle, those across 512 bits 4 to 6, which all rows wait for."""
+FOLDED = 128
+
+
 def across_rows(op: ir.Operation, vectors: Sequence[ir.Value]) -> ir.Value:
     """Combine the lanes of each vector: the results side by side.
 
     Two vectors become one of as many lanes, of which each has one half: [a_low b_low] + [a_high b_high]; and so on with pairs of these.
     """
     vectors = list(vectors)
+    if len(vectors) <= FEW:
+        narrow = FOLDED // vectors[0].type.element_type.width
+        while vectors[0].type.shape[0] > max(narrow, len(vectors)):
+            vectors = [combine(op, *halves(v)) for v in vectors]
     (lanes,) = vectors[0].type.shape
     each = lanes
     """Lanes of a row in each of `vectors`."""
@@ -59,11 +68,16 @@ def across_rows(op: ir.Operation, vectors: Sequence[ir.Value]) -> ir.Value:
     return total if width == 1 else vector.shuffle(total, total, list(range(0, lanes, width)))
 
 
-def fold(op: ir.Operation, v: ir.Value) -> ir.Value:
-    """Combine the two halves of a vector, whatever the order of its lanes is."""
+def halves(v: ir.Value) -> list[ir.Value]:
+    """The lower and the upper lanes of a vector."""
     half = v.type.shape[0] // 2
     kind = ir.VectorType.get([half], v.type.element_type)
-    parts = [vector.extract_strided_slice(kind, v, [at], [half], [1]) for at in (0, half)]
+    return [vector.extract_strided_slice(kind, v, [at], [half], [1]) for at in (0, half)]
+
+
+def fold(op: ir.Operation, v: ir.Value) -> ir.Value:
+    """Combine the two halves of a vector, whatever the order of its lanes is."""
+    parts = halves(v)
     for part in parts:
         part.owner.attributes[ANY_ORDER] = ir.UnitAttr.get()
     return combine(op, *parts)

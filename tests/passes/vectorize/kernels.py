@@ -13,7 +13,7 @@ from mlirc.dialects.own import load_for
 from mlirc.driver import compile_kernel
 from mlirc.lowering.target import Target
 from mlirc.passes import structure as st
-from mlirc.passes.strategy import Strategy, select_strategy
+from mlirc.passes.strategy import Strategy, parse_pins, pinned, select_strategy
 from mlirc.passes.vectorize import KernelFunction
 from mlirc.runtime.loader import Library
 
@@ -39,19 +39,20 @@ def strategy(text: str, target: str | Target = "x86-64-v4") -> Strategy:
         return select_strategy(KernelFunction(st.operation(module.body.operations[0])), target)
 
 
-def stages(text: str, target: str = "x86-64-v4") -> dict[str, str]:
+def stages(text: str, target: str = "x86-64-v4", pin: str = "") -> dict[str, str]:
     """Name of a stage -> its text."""
     seen: dict[str, str] = {}
-    compile_kernel(text, Target.parse(target), "k", lambda name, what: seen.setdefault(name, str(what)))
+    adjustment = pinned("k", parse_pins([f"k: {pin}"] if pin else []))
+    compile_kernel(text, Target.parse(target), "k", lambda name, what: seen.setdefault(name, str(what)), adjustment=adjustment)
     return seen
 
 
-def built(text: str, target: str = "host") -> Callable[..., int]:
-    """A function of numpy arrays and ints, arguments and then results, that returns the status."""
+def built(text: str, target: str = "host", pin: str = "") -> Callable[..., int]:
+    """A function of numpy arrays and ints, arguments and then results, that returns the status. `pin`: fields of its strategy."""
     cpu = Target.parse(target)
     if missing := cpu.missing():
         pytest.skip(f"the CPU lacks {', '.join(missing)}")
-    library = Library({"k": compile_kernel(text, cpu, "k")})
+    library = Library({"k": compile_kernel(text, cpu, "k", adjustment=pinned("k", parse_pins([f"k: {pin}"] if pin else [])))})
     entry = _CALL(library.address("k"))
 
     def run(*values: np.ndarray | int) -> int:

@@ -162,10 +162,10 @@ def test_what_rows_share_is_read_once(n, m, target):
 
 def test_the_loop_of_what_rows_share():
     """A loop over rows with one for the sum of each, and one over pairs of rows with one for the products of both."""
-    chosen, text = strategy(weighted(16, 1024)), stages(weighted(16, 1024))["vector"]
-    assert chosen.rows == 2 and chosen.stores_together
+    chosen, text = strategy(weighted(16, 1024)), stages(weighted(16, 1024), pin="joined=1, unroll=4, stores_together=true")["vector"]
+    assert chosen.joined == 2
     last = text.split("scf.for")[-1]
-    assert last.count("vector.load") == 3 * chosen.unroll and last.count("vector.store") == 2 * chosen.unroll
+    assert last.count("vector.load") == 3 * 4 and last.count("vector.store") == 2 * 4
 
 
 @pytest.mark.parametrize("target", TARGETS)

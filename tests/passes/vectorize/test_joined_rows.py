@@ -1,0 +1,125 @@
+"""Rows that one loop walks over: against numpy, for whole blocks and rests, and what the code has."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from mlirc.tests.passes.graph_text import generic
+from mlirc.tests.passes.vectorize.kernels import built, kernel, padded, stages, untouched
+from mlirc.tests.passes.vectorize.test_rows import REDUCTIONS, TARGETS, norm, softmax, weighted
+
+JOINED = ["joined=2", "joined=4", "joined=3, unroll=1", "joined=8, unroll=2"]
+rng = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("pin", JOINED)
+@pytest.mark.parametrize("n,m", [(70, 96), (9, 49), (9, 200), (33, 33), (32, 768)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_norms(target, n, m, pin):
+    run = built(norm(n, m, "f32"), target, pin)
+    x = rng.standard_normal((n, m)).astype(np.float32) + 3
+    y, scale = padded(np.zeros((n, m), np.float32)), padded(np.zeros(n, np.float32))
+    assert run(x, y, scale) == 0
+    d = x.astype(np.float64) - x.astype(np.float64).mean(1, keepdims=True)
+    expected = 1 / np.sqrt((d * d).mean(1) + 1e-5)
+    np.testing.assert_allclose(scale, expected, rtol=1e-5)
+    np.testing.assert_allclose(y, d * expected[:, None], rtol=1e-4, atol=1e-5)
+    assert untouched(y) and untouched(scale)
+
+
+@pytest.mark.parametrize("pin", JOINED)
+@pytest.mark.parametrize("n,m", [(9, 49), (32, 130)])
+@pytest.mark.parametrize("maximum", ["arith.maximumf", "arith.maxnumf"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_softmax(target, maximum, n, m, pin):
+    """With the maximum that keeps NaN, of each row for itself, and values that are kept from phase to phase."""
+    run = built(softmax(n, m, maximum), target, pin)
+    x = rng.standard_normal((n, m)).astype(np.float32)
+    x[1, m - 1] = x[4, 3] = np.nan
+    x[2] = -np.inf
+    x[3, 5] = np.inf
+    y, maxima = padded(np.zeros((n, m), np.float32)), padded(np.zeros(n, np.float32))
+    assert run(x, y, maxima) == 0
+    with np.errstate(invalid="ignore"):
+        largest = x.max(1) if maximum == "arith.maximumf" else np.where(np.isnan(x), -np.inf, x).max(1)
+        e = np.exp(x - largest[:, None])
+        np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_array_equal(maxima, largest)
+    assert untouched(y) and untouched(maxima)
+
+
+@pytest.mark.parametrize("op,kind,dtype,init,expected", REDUCTIONS, ids=[f"{r[0]}-{r[1]}" for r in REDUCTIONS])
+@pytest.mark.parametrize("n,m", [(35, 33), (9, 130)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_results_of_rows(target, n, m, op, kind, dtype, init, expected):
+    t, row = f"tensor<{n}x{m}x{kind}>", f"tensor<{n}x{kind}>"
+    text = kernel([("%x", t)], generic("%r", [("%x", t)], row, ["i, j", "i"], op, "pr", "ij", init), [("%r", row)], [[1]])
+    run = built(text, target, "joined=2")
+    x = (rng.standard_normal((n, m)) * (1 if "f" in kind else 1000)).astype(dtype)
+    if op == "arith.mulf":
+        x = (1 + x / 16).astype(dtype)
+    y = padded(np.zeros(n, dtype))
+    assert run(x, y) == 0
+    np.testing.assert_allclose(y, expected(x), rtol=1e-4)
+    assert untouched(y)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("n,m", [(9, 200), (8, 1000), (35, 33)])
+def test_what_rows_share(n, m, target):
+    run = built(weighted(n, m), target, "joined=2")
+    x, w = rng.standard_normal((n, m)).astype(np.float32), rng.standard_normal(m).astype(np.float16)
+    y = padded(np.zeros((n, m), np.float32))
+    assert run(x, w, y) == 0
+    np.testing.assert_allclose(y, x * x.sum(1, keepdims=True) * w, rtol=1e-4, atol=1e-5)
+    assert untouched(y)
+
+
+@pytest.mark.parametrize("pin", JOINED)
+@pytest.mark.parametrize("target", TARGETS)
+def test_in_place(target, pin):
+    """The last row takes the place of those that are missing: what it was is read before it is stored."""
+    t, row = "tensor<9x100xf32>", "tensor<9xf32>"
+    body = generic("%s", [("%x", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
+    body += generic("%r", [("%x", t), ("%s", row)], t, ["i, j", "i", "i, j"], "arith.addf")
+    run = built(kernel([("%x", t)], body, [("%r", t)], [[100, 1]]), target, pin)
+    x = padded(rng.standard_normal((9, 100)).astype(np.float32))
+    want = x + x.sum(1, keepdims=True)
+    assert run(x, x) == 0
+    np.testing.assert_allclose(x, want, rtol=1e-4, atol=1e-4)
+    assert untouched(x)
+
+
+def test_rows_of_two_classes():
+    """What is reduced has two loops, and rows are walked by each thread, 49 of them."""
+    t, row = "tensor<6x49x4x20xf32>", "tensor<6x49xf32>"
+    body = generic("%s", [("%x", t), ("%y", "tensor<49x20x4xf32>")], row, ["i, j, k, l", "j, l, k", "i, j"], "%p = arith.mulf %a0, %a1 : f32\n%o = arith.addf %p, %a2 : f32", "pprr", "ijkl", "0.0")
+    body += generic("%r", [("%x", t), ("%s", row)], t, ["i, j, k, l", "i, j", "i, j, k, l"], "arith.mulf")
+    text = kernel([("%x", t), ("%y", "tensor<49x20x4xf32>")], body, [("%r", t)], [[3920, 80, 20, 1]])
+    run = built(text, "host", "unroll=1, joined=4")
+    x, y = (rng.standard_normal(s).astype(np.float32) for s in ((6, 49, 4, 20), (49, 20, 4)))
+    z = padded(np.zeros(x.shape, np.float32))
+    assert run(x, y, z) == 0
+    np.testing.assert_allclose(z, x * (x * y.transpose(0, 2, 1)).sum((2, 3), keepdims=True), rtol=1e-4, atol=1e-4)
+    assert untouched(z)
+
+
+@pytest.mark.parametrize("target", ["znver4", "znver3"])
+def test_the_code(target):
+    """A loop for each phase of both rows, their sums in registers; one division and one root for both."""
+    asm = stages(norm(128, 768, "f32"), target, "unroll=2, joined=2")["asm"]
+    loops = [loop for loop in re.split(r"\n\.LBB\w+:", asm) if re.search(r"\tjle?\t", loop)]
+    assert len(re.findall("vsqrt", asm)) == 1 and len(re.findall("vdivps", asm)) <= 3
+    (sums,) = [loop for loop in loops if loop.count("vaddps\t(") + loop.count("vaddps\t32(") + loop.count("vaddps\t64(") == 4]
+    (squares,) = [loop for loop in loops if len(re.findall(r"vfmadd\w+ps\t%", loop)) == 4]
+    assert "%rsp" not in sums and squares.count("prefetcht0") == 4
+
+
+@pytest.mark.parametrize("target", ["znver4", "znver3"])
+def test_what_is_the_same_for_all_rows_is_loaded_once(target):
+    text = stages(weighted(16, 1024), target, "unroll=1, joined=4")["vector"]
+    last = text.split("scf.for")[-1]
+    assert last.count("vector.load") == 5 and last.count("vector.store") == 4
