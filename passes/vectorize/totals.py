@@ -47,7 +47,7 @@ def across_rows(op: ir.Operation, vectors: Sequence[ir.Value]) -> ir.Value:
     Two vectors become one of as many lanes, of which each has one half: [a_low b_low] + [a_high b_high]; and so on with pairs of these.
     """
     vectors = list(vectors)
-    if len(vectors) <= FEW:
+    if 1 < len(vectors) <= FEW:
         narrow = FOLDED // vectors[0].type.element_type.width
         while vectors[0].type.shape[0] > max(narrow, len(vectors)):
             vectors = [combine(op, *halves(v)) for v in vectors]
