@@ -29,8 +29,11 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def _seed(request):
     """A test draws the same numbers on its own and after any others, which the run's workers share out differently each time."""
+    seed = zlib.crc32(request.node.nodeid.encode())
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(zlib.crc32(request.node.nodeid.encode()))
+        sys.modules["torch"].manual_seed(seed)
+    if "rng" in vars(request.module):
+        request.module.rng = type(request.module.rng)(type(request.module.rng.bit_generator)(seed))
 
 
 @pytest.fixture(autouse=True)
