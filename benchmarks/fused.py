@@ -32,8 +32,8 @@ class Group:
     work: Work | None = None
     """Its arithmetic; None where sizes are symbols."""
     sorts: bool | None = None
-    """Of sums over sorted indices: whether what sorts them counts here, as it does in the first group that reads it; None for other groups.
-    They run in a program of their own, for want of random numbers that would do."""
+    """Of sums over sorted indices: whether what sorts them counts here, as it does where no group before reads any of it; None for other
+    groups. They run in a program of their own, for want of random numbers that would do."""
 
     @property
     def moved_bytes(self) -> int:
@@ -183,8 +183,8 @@ def _groups(model: str, gm: Any) -> list[_Found]:
             if constant.issuperset(inputs):
                 continue
             orders = {n for name in names for n in sorts[name]}
-            first = not orders <= counted if segments.intersection(names) else None
-            counted.update(orders if first else ())
+            first = orders.isdisjoint(counted) if segments.intersection(names) else None
+            counted.update(orders if first is not None else ())
             works = [count(texts[name]) for name in names]
             work = None if None in works else sum(works, Work())  # type: ignore[arg-type]
             looks_up = any(str(nodes[n].target) in _LOOK_UPS for n in chosen)
@@ -196,8 +196,8 @@ def _groups(model: str, gm: Any) -> list[_Found]:
     return out
 
 
-def sorting_kernels(gm: Any) -> set[str]:
-    """The kernels of a graph that sort indices, or what is read by them."""
+def kernels_of_sums(gm: Any) -> tuple[set[str], set[str]]:
+    """The kernels of a graph that add up rows by sorted indices, and those that sort."""
     from mlirc.dialects.mlir import ir
     from mlirc.driver import run_graph_passes
     from mlirc.frontend.imported import TensorSpec
@@ -208,7 +208,7 @@ def sorting_kernels(gm: Any) -> set[str]:
         graph = import_graph(gm, True, {})
         tensors = [i for i, spec in enumerate(graph.inputs) if isinstance(spec, TensorSpec)]
         _, kernels = run_graph_passes(graph.module, [tensors.index(i) for i in graph.writes], Target.parse("host"))
-        return _sorting(kernels)
+        return {k.name for k in kernels if "mlirc.segments" in k.text}, _sorting(kernels)
 
 
 def _sorting(kernels: Sequence[Any]) -> set[str]:

@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from .arithmetic import Rates
-from .fused import Group, groups_of, sorting_kernels
+from .fused import Group, groups_of, kernels_of_sums
 
 SAMPLE_SECONDS = 50e-6
 """The least time of a sample of native calls."""
@@ -79,9 +79,9 @@ def measure(group: Group, backends: list[str], seconds: float, rates: Rates | No
         row["kernel ms"] = sum(ms for name, ms in taken.items() if name.startswith("kernel "))
         row.update((f"{name} ms", ms) for name, ms in taken.items() if not name.startswith("kernel "))
         if group.sorts is not None:
-            others = set() if group.sorts else sorting_kernels(group.graph)
+            sums, sorting = kernels_of_sums(group.graph)
             alone = kernels_ms(lambda: runner(list(arguments)), [runner.report])  # type: ignore[attr-defined]
-            row["kernel ms"] = sum(ms for name, ms in alone.items() if name not in others)
+            row["kernel ms"] = sum(alone[name] for name in (sums | sorting if group.sorts else sums))
         del results, memory
     row["units ms"] = 1e3 * rates.seconds(group.work) / torch.get_num_threads() if group.work else 0.0
     row["limit ms"] = max(row["bytes ms"], row["units ms"])

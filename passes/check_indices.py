@@ -52,10 +52,26 @@ def check_indices(function: ir.Operation) -> None:
     """Rewrite the stored indices of a function's block that all readers check alike."""
     for op in [st.operation(o) for o in function.regions[0].blocks[0].operations]:
         if SORTED in op.attributes and isinstance(builders.element_type(op.results[0]), ir.IntegerType):
-            checks = [_check(use) for use in op.results[0].uses]
+            views, uses = _readers(op.results[0])
+            checks = [_check(use) for use in uses]
             first = next(iter(checks), None)
             if first is not None and all(c is not None and c.key() == first.key() for c in checks) and first.could_be_in(op):
-                _store_places(op, [c for c in checks if c is not None])
+                _store_places(op, [c for c in checks if c is not None], views)
+
+
+def _readers(value: ir.Value) -> tuple[list[ir.Operation], list[ir.OpOperand]]:
+    """The reshapes of a value, and where it or they are read."""
+    views: list[ir.Operation] = []
+    uses: list[ir.OpOperand] = []
+    for use in value.uses:
+        user = st.operation(use.owner)
+        if user.name in ("tensor.expand_shape", "tensor.collapse_shape"):
+            below = _readers(user.results[0])
+            views += [user, *below[0]]
+            uses += below[1]
+        else:
+            uses.append(use)
+    return views, uses
 
 
 def _check(use: ir.OpOperand) -> _Check | None:
@@ -99,7 +115,7 @@ def _bound(place: ir.Value, ops: list[ir.Operation]) -> ir.Value | None:
     return compare.operands[1] if below else None
 
 
-def _store_places(op: ir.Operation, checks: list[_Check]) -> None:
+def _store_places(op: ir.Operation, checks: list[_Check], views: list[ir.Operation]) -> None:
     first, *others = checks
     size = st.owner(first.size)
     static = ir.IntegerAttr(size.attributes["value"]).value if size is not None and size.name == "arith.constant" else None
@@ -125,4 +141,5 @@ def _store_places(op: ir.Operation, checks: list[_Check]) -> None:
     with ir.InsertionPoint(op), op.location:
         op.operands[-1] = builders.empty(builders.sizes_of(init), kind)
     block.arguments[len(block.arguments) - 1].set_type(kind)
-    op.results[0].set_type(op.operands[-1].type)
+    for value in (op.results[0], *(view.results[0] for view in views)):
+        value.set_type(ir.RankedTensorType.get(st.shape(value), kind))

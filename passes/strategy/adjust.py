@@ -22,7 +22,7 @@ from .contractions import ContractionStrategy
 from .fetching import MOST_DISTANCE, distance, level, may_fetch
 from .heights import short_tiles
 from .loops import LoopStrategy
-from .rows import MOST_JOINED, rows_together
+from .rows import most_joined, rows_together
 from .steps import MOST_STEPS, adds_integers, most_apart, steps_together
 from .traffic import copies, copy_pitch, panel_step
 from .walk import walk
@@ -376,8 +376,8 @@ def _impossible_loops(kernel: KernelFunction, target: Target, model: LoopStrateg
         return f"lanes={s.lanes} is impossible for this kernel; valid: {valid}"
     if s.lanes != model.lanes and any(c is not None for c in (model.transposed, model.staged, model.interleaved)):
         return f"lanes={s.lanes} is impossible for this kernel, which transposes or interleaves in registers; valid: {model.lanes}"
-    if s.joined != model.joined and (model.rows == 1 or s.joined > MOST_JOINED or s.staged is not None or s.split is not None):
-        valid = f"1 to {MOST_JOINED}" if model.rows > 1 and s.staged is None and s.split is None else "1 (it wants rows of known length, reduced along the lanes)"
+    if s.joined > (most_joined(kernel, s.lanes) if model.rows > 1 and s.staged is None and s.split is None else 1):
+        valid = f"1 to {most_joined(kernel, s.lanes)}" if model.rows > 1 and s.staged is None and s.split is None else "1 (it wants rows of known length, reduced along the lanes)"
         return f"joined={s.joined} is impossible for this kernel; valid: {valid}"
     if s.stores_together and (s.rows == 1 or s.joined > 1 or len(s.inner) != 1):
         return "stores_together=true is impossible for this kernel; valid: false (it wants rows that are computed together, reduced along one class)"

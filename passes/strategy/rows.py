@@ -13,6 +13,7 @@ from .walk import Walk
 
 if TYPE_CHECKING:
     from ...lowering.target import Target
+    from ..vectorize.kernel import KernelFunction
     from .loops import LoopStrategy
 
 BLOCK_BYTES = 12 << 10
@@ -70,6 +71,14 @@ def widened_for_all_rows(w: Walk) -> bool:
 MOST_JOINED = 8
 """Rows that one loop walks over."""
 
+
+def most_joined(kernel: KernelFunction, lanes: int) -> int:
+    """How many rows can be side by side: their sums end in one vector, of half the lanes where these may be in another order, as those of bf16."""
+    tensors = [v for v in (*kernel.arguments, *kernel.results) if st.is_tensor(v)]
+    return min(MOST_JOINED, lanes // 2 if any(isinstance(builders.element_type(v), ir.BF16Type) for v in tensors) else lanes)
+
+
+
 LEAST_VECTORS = {32: (6, 24), 16: (12, 64)}
 """Registers -> vectors of a row from which on rows are better side by side, and those of bf16. On a Zen 4, times of what they were:
 
@@ -110,10 +119,10 @@ def rows_side_by_side(w: Walk, plan: LoopStrategy, target: Target) -> tuple[int,
     row = size * sum(builders.element_type(v).width // 8 for v in loads)
     if size < least * plan.lanes or any(map(looks_up, d.loops)):
         return None
-    rows = 4 if row < FOUR_ROWS or halves and target.vector_registers >= 32 else 2
+    rows = min(4 if row < FOUR_ROWS or halves and target.vector_registers >= 32 else 2, most_joined(w.kernel, plan.lanes))
     accumulators = max(len(phase.reductions) for phase in walks) * (plan.lanes // w.lanes)
     unroll = min(plan.unroll, 8 // rows, target.vector_registers // 2 // (accumulators * rows))
-    return (rows, unroll) if unroll else None
+    return (rows, unroll) if unroll and rows > 1 else None
 
 
 def _is_sum(op: ir.Operation) -> bool:

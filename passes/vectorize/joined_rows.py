@@ -7,7 +7,7 @@
       for i: load both; store both                              # what is the same for all rows is read once
 
 Sums stay in registers from the loop to what they come to, where `rows` has buffers and tables between. Where rows are missing, the last one
-takes their place.
+takes their place: what is stored before the last reduction is in no memory that is read (`overwrite` gives such to elementwise groups only).
 """
 
 from __future__ import annotations

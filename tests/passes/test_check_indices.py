@@ -62,6 +62,25 @@ def test_once_for_all_readers():
     )
 
 
+def test_through_reshapes():
+    """Which show places, too."""
+    column = "tensor<9x1xi64>"
+    views = f"%v = tensor.expand_shape %s [[0, 1]] output_shape [9, 1] : {INDEX} into {column}\n"
+    of_column = gather("%g").replace(f"ins(%s : {INDEX})", f"ins(%v : {column})").replace("affine_map<(i, j) -> (i)>", "affine_map<(i, j) -> (i, 0)>")
+    rewritten(
+        views + of_column + gather("%h"),
+        "%g %h",
+        """
+        CHECK: %[[PLACES:.*]] = linalg.generic {{.*}} outs(%{{.*}} : tensor<9xi32>) attrs = {mlirc.sorted}
+        CHECK: cf.assert
+        CHECK: %[[COLUMN:.*]] = tensor.expand_shape %[[PLACES]] {{.*}} : tensor<9xi32> into tensor<9x1xi32>
+        CHECK-NOT: cf.assert
+        CHECK: ins(%[[COLUMN]] : tensor<9x1xi32>)
+        CHECK-NOT: cf.assert
+        """,
+    )
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -112,13 +131,14 @@ def test_errors_are_those_of_eager(bad):
         f(x, e)
 
 
-def test_the_sums_of_a_layer_do_not_check(tmp_path):
-    """Neither of both layers, which are the same kernel."""
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_sums_of_a_layer_do_not_check(layers, tmp_path):
+    """Neither of one, nor of two, which are the same kernel."""
     path = tmp_path / "net.py"
     path.write_text(
-        """import torch
+        f"""import torch
 def f(x, e):
-    for _ in range(2):
+    for _ in range({layers}):
         x = torch.relu(torch.zeros_like(x).index_add(0, e[1], x[e[0]]))
     return x
 example_inputs = torch.randn(20000, 256), torch.randint(0, 20000, (2, 80000))

@@ -6,7 +6,9 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
+from mlirc.errors import OptionError
 from mlirc.tests.passes.graph_text import generic
 from mlirc.tests.passes.vectorize.kernels import built, kernel, padded, stages, untouched
 from mlirc.tests.passes.vectorize.test_rows import REDUCTIONS, TARGETS, norm, softmax, weighted
@@ -81,7 +83,7 @@ def test_what_rows_share(n, m, target):
 @pytest.mark.parametrize("pin", JOINED)
 @pytest.mark.parametrize("target", TARGETS)
 def test_in_place(target, pin):
-    """The last row takes the place of those that are missing: what it was is read before it is stored."""
+    """What is stored after the last reduction: the last row, which takes the place of those that are missing, is read before it is stored."""
     t, row = "tensor<9x100xf32>", "tensor<9xf32>"
     body = generic("%s", [("%x", t)], row, ["i, j", "i"], "arith.addf", "pr", "ij", "0.0")
     body += generic("%r", [("%x", t), ("%s", row)], t, ["i, j", "i", "i, j"], "arith.addf")
@@ -123,3 +125,24 @@ def test_what_is_the_same_for_all_rows_is_loaded_once(target):
     text = stages(weighted(16, 1024), target, "unroll=1, joined=4")["vector"]
     last = text.split("scf.for")[-1]
     assert last.count("vector.load") == 5 and last.count("vector.store") == 4
+
+
+@pytest.mark.parametrize("target,kind,rows", [("x86-64-v2", "f32", 4), ("x86-64-v2", "bf16", 4), ("znver3", "f64", 4), ("znver4", "bf16", 8)])
+def test_no_more_rows_than_their_sums_have_lanes(target, kind, rows):
+    """Each of which has one in the vector that they end in."""
+    text = norm(49, 96, "bf16") if kind == "bf16" else norm(49, 96, "f32").replace("f32", kind)
+    stages(text, target, f"joined={rows}")
+    with pytest.raises(OptionError, match=f"joined={rows + 1} is impossible for this kernel; valid: 1 to {rows}"):
+        stages(text, target, f"joined={rows + 1}")
+
+
+@pytest.mark.parametrize("target", ["x86-64-v2", "znver3", "host"])
+@pytest.mark.parametrize("out", [torch.float32, torch.float64])
+@pytest.mark.parametrize("x,w", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+def test_norms_of_several_types(x, w, out, target):
+    def gate(x, w):
+        d = x - x.mean(-1, keepdim=True)
+        return (d * w * torch.rsqrt(d.float().square().mean(-1, keepdim=True) + 1e-5)).to(out)
+
+    args = torch.randn(49, 96).to(x), torch.randn(96).to(w)
+    torch.testing.assert_close(torch.compile(gate, backend="mlirc", options={"target": target, "strict": True})(*args), gate(*args), rtol=2e-2, atol=2e-2)
