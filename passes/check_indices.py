@@ -81,7 +81,7 @@ def _check(use: ir.OpOperand) -> _Check | None:
         return None
     body = st.body_ops(reader)
     argument = reader.regions[0].blocks[0].arguments[use.operand_number]
-    inside, made, ops = {o for o in body}, {argument}, []
+    inside, made, ops = set(body), {argument}, []
     for op in body:
         if not op.name.startswith("arith.") and op.name != "cf.assert":
             continue

@@ -163,10 +163,11 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], kernel: KernelFun
 
 
 def _follow(s: LoopStrategy, fields: Mapping[str, Value], kernel: KernelFunction, target: Target) -> LoopStrategy:
-    """What goes with other rows side by side than the model's."""
-    if "joined" in fields:
-        rows = s.joined if s.joined > 1 else rows_together(walk(kernel, target), target)
-        s = replace(s, rows=rows, combined=-(-rows // 2))
+    """What goes with other lanes, or other rows side by side, than the model's."""
+    joined = s.joined if "joined" in fields else min(s.joined, most_joined(kernel, s.lanes))
+    if "joined" in fields or joined != s.joined:
+        rows = joined if joined > 1 else rows_together(walk(kernel, target), target)
+        s = replace(s, joined=joined, rows=rows, combined=-(-rows // 2))
     return s if "stores_together" in fields else replace(s, stores_together=s.stores_together and s.joined == 1)
 
 
@@ -376,8 +377,9 @@ def _impossible_loops(kernel: KernelFunction, target: Target, model: LoopStrateg
         return f"lanes={s.lanes} is impossible for this kernel; valid: {valid}"
     if s.lanes != model.lanes and any(c is not None for c in (model.transposed, model.staged, model.interleaved)):
         return f"lanes={s.lanes} is impossible for this kernel, which transposes or interleaves in registers; valid: {model.lanes}"
-    if s.joined > (most_joined(kernel, s.lanes) if model.rows > 1 and s.staged is None and s.split is None else 1):
-        valid = f"1 to {most_joined(kernel, s.lanes)}" if model.rows > 1 and s.staged is None and s.split is None else "1 (it wants rows of known length, reduced along the lanes)"
+    rows = most_joined(kernel, s.lanes) if model.rows > 1 and s.staged is None and s.split is None else 1
+    if s.joined > rows:
+        valid = f"1 to {rows}" if rows > 1 else "1 (it wants rows of known length, reduced along the lanes)"
         return f"joined={s.joined} is impossible for this kernel; valid: {valid}"
     if s.stores_together and (s.rows == 1 or s.joined > 1 or len(s.inner) != 1):
         return "stores_together=true is impossible for this kernel; valid: false (it wants rows that are computed together, reduced along one class)"

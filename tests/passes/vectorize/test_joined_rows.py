@@ -136,6 +136,14 @@ def test_no_more_rows_than_their_sums_have_lanes(target, kind, rows):
         stages(text, target, f"joined={rows + 1}")
 
 
+def test_fewer_lanes_are_fewer_rows():
+    """A pin of one field is no error for what the model chose for another."""
+    asm = stages(norm(49, 768, "bf16"), "znver4", "joined=4")["strategy"]
+    assert " joined=4," in asm
+    text = stages(weighted(49, 96).replace("f16", "bf16"), "znver4", "lanes=4")["strategy"]
+    assert " lanes=4," in text.replace('"lanes', '" lanes') and " joined=2," in text
+
+
 @pytest.mark.parametrize("target", ["x86-64-v2", "znver3", "host"])
 @pytest.mark.parametrize("out", [torch.float32, torch.float64])
 @pytest.mark.parametrize("x,w", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
