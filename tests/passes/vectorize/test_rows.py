@@ -11,6 +11,8 @@ from mlirc.tests.passes.graph_text import generic
 from mlirc.tests.passes.vectorize.kernels import built, kernel, padded, stages, strategy, untouched
 
 TARGETS = ["x86-64-v3", "host"]
+JOINED = ["joined=2", "joined=4", "joined=3, unroll=1", "joined=8, unroll=2"]
+"""Pins of `joined_rows`, which is to come to the same."""
 rng = np.random.default_rng(0)
 
 
@@ -23,19 +25,21 @@ def softmax(n: int, m: int, maximum: str) -> str:
     return kernel([("%x", t)], body, [("%r", t), ("%m", row)], [[m, 1], [1]])
 
 
-@pytest.mark.parametrize("n,rows", [(8, 2), (9, 2), (24, 4), (70, 16), (141, 32)])
+@pytest.mark.parametrize("n,rows,pin", [*((n, rows, "") for n, rows in ((8, 2), (9, 2), (24, 4), (70, 16), (141, 32))), *((9, 2, pin) for pin in JOINED)])
+@pytest.mark.parametrize("m", [49, 130])
 @pytest.mark.parametrize("maximum", ["arith.maximumf", "arith.maxnumf"])
 @pytest.mark.parametrize("target", TARGETS)
-def test_softmax(target, maximum, n, rows):
+def test_softmax(target, maximum, m, n, rows, pin):
     """With the maximum that keeps NaN, of each row for itself, and with the one that drops it, of several rows in one vector."""
-    text = softmax(n, 49, maximum)
-    assert strategy(text, target).rows == rows
-    run = built(text, target)
-    x = rng.standard_normal((n, 49)).astype(np.float32)
-    x[1, 48] = x[4, 3] = np.nan
+    text = softmax(n, m, maximum)
+    if m == 49:
+        assert strategy(text, target).rows == rows
+    run = built(text, target, pin)
+    x = rng.standard_normal((n, m)).astype(np.float32)
+    x[1, m - 1] = x[4, 3] = np.nan
     x[2] = -np.inf
     x[3, 5] = np.inf
-    y, maxima = padded(np.zeros((n, 49), np.float32)), padded(np.zeros(n, np.float32))
+    y, maxima = padded(np.zeros((n, m), np.float32)), padded(np.zeros(n, np.float32))
     assert run(x, y, maxima) == 0
     with np.errstate(invalid="ignore"):
         largest = x.max(1) if maximum == "arith.maximumf" else np.where(np.isnan(x), -np.inf, x).max(1)
@@ -58,12 +62,12 @@ REDUCTIONS = [
 
 
 @pytest.mark.parametrize("op,kind,dtype,init,expected", REDUCTIONS, ids=[f"{r[0]}-{r[1]}" for r in REDUCTIONS])
-@pytest.mark.parametrize("n,m", [(133, 1), (70, 17), (35, 33), (9, 130)])
+@pytest.mark.parametrize("n,m,pin", [(133, 1, ""), (70, 17, ""), (35, 33, ""), (9, 130, ""), (35, 33, "joined=2"), (9, 130, "joined=2")])
 @pytest.mark.parametrize("target", TARGETS)
-def test_results_of_rows(target, n, m, op, kind, dtype, init, expected):
+def test_results_of_rows(target, n, m, pin, op, kind, dtype, init, expected):
     t, row = f"tensor<{n}x{m}x{kind}>", f"tensor<{n}x{kind}>"
     text = kernel([("%x", t)], generic("%r", [("%x", t)], row, ["i, j", "i"], op, "pr", "ij", init), [("%r", row)], [[1]])
-    run = built(text, target)
+    run = built(text, target, pin)
     x = (rng.standard_normal((n, m)) * (1 if "f" in kind else 1000)).astype(dtype)
     if op == "arith.mulf":
         x = (1 + x / 16).astype(dtype)
@@ -89,10 +93,11 @@ def norm(n: int, m: int, kind: str) -> str:
     return kernel([("%x", t)], body, results, [[m, 1], [1]][: len(results)])
 
 
-@pytest.mark.parametrize("n,m", [(70, 96), (141, 49), (9, 200), (33, 33)])
+@pytest.mark.parametrize("pin", ["", *JOINED])
+@pytest.mark.parametrize("n,m", [(70, 96), (141, 49), (9, 200), (33, 33), (32, 768)])
 @pytest.mark.parametrize("target", TARGETS)
-def test_norms(target, n, m):
-    run = built(norm(n, m, "f32"), target)
+def test_norms(target, n, m, pin):
+    run = built(norm(n, m, "f32"), target, pin)
     x = rng.standard_normal((n, m)).astype(np.float32) + 3
     y, scale = padded(np.zeros((n, m), np.float32)), padded(np.zeros(n, np.float32))
     assert run(x, y, scale) == 0
@@ -148,11 +153,12 @@ def weighted(n: int, m: int) -> str:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("n,m", [(8, 192), (9, 200), (8, 1000), (35, 33)])
-def test_what_rows_share_is_read_once(n, m, target):
-    """By two rows that are stored together; whole vectors and a rest, and one row that is alone."""
+@pytest.mark.parametrize("pin", ["joined=1, stores_together=true", "joined=2", "joined=4"])
+def test_what_rows_share_is_read_once(pin, n, m, target):
+    """By two rows that are stored together, or by all that are side by side; whole vectors and a rest, and one row that is alone."""
     text = weighted(n, m)
     assert strategy(text, target).rows > 1
-    run = built(text, target)
+    run = built(text, target, pin)
     x, w = rng.standard_normal((n, m)).astype(np.float32), rng.standard_normal(m).astype(np.float16)
     y = padded(np.zeros((n, m), np.float32))
     assert run(x, w, y) == 0
