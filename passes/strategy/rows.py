@@ -78,7 +78,6 @@ def most_joined(kernel: KernelFunction, lanes: int) -> int:
     return min(MOST_JOINED, lanes // 2 if any(isinstance(builders.element_type(v), ir.BF16Type) for v in tensors) else lanes)
 
 
-
 LEAST_VECTORS = {32: (6, 24), 16: (12, 64)}
 """Registers -> vectors of a row from which on rows are better side by side, and those of bf16. On a Zen 4, times of what they were:
 
