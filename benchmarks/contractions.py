@@ -8,7 +8,7 @@ The library is the faster of oneDNN (`mkldnn._linear_pointwise` on a reordered w
 are unsigned bytes with a zero point, weights signed ones with a scale for each column, results f32, and the library is oneDNN's
 `onednn.qlinear_pointwise`.
 With `--epilogue` the layers have a bias and that function of the result, or add a tensor to it; the bare product is timed beside them, and
-`over bare` is what the epilogue costs.
+`over bare` is what the epilogue costs. With `--dynamic` the number of rows is a symbol, and `over static` is what that costs.
 The limit is that of the units or of the stream of weights, activations and results, whichever takes longer, both measured
 between the contestants (`benchmarks.limits`). Hot weights are read as fast as a buffer of their size, which stays in the caches that
 have room for it; activations and results as fast as one that the second-level cache has.
@@ -248,6 +248,8 @@ def measure(
         if epilogue:
             bare, _ = chain(k, n, rows, inputs[0].dtype, cold)
             calls["bare"] = ours(bare, inputs[:layers], dynamic)
+        if dynamic:
+            calls["static"] = ours(module, inputs)
         if pin:
             calls["pinned"] = ours(module, inputs, dynamic, {"pin": f"*: {pin}"})
         weight = module.weights[0]
@@ -266,8 +268,8 @@ def measure(
     # Round by round: a core that slows down in the middle is no advantage for anybody.
     row["ratio"] = median(a / b for a, b in zip(times[library], times["mlirc"]))
     least = [limits.seconds(k, n, rows, dtype, cold, torch.get_num_threads(), {name: times[name][i] for name in limiting}) for i in range(len(times["mlirc"]))]
-    if epilogue:
-        row["over bare"] = median(a / b for a, b in zip(times["mlirc"], times["bare"]))
+    for name in {"bare", "static"} & times.keys():
+        row[f"over {name}"] = median(a / b for a, b in zip(times["mlirc"], times[name]))
     row["of limit"] = median(layers * a / b for a, b in zip(least, times["mlirc"]))
     row["gflops"] = 2e-3 * rows * k * n / row["mlirc us"]
     return row
@@ -276,6 +278,7 @@ def measure(
 def _describe(row: dict[str, Any]) -> str:
     shape = f"{row['rows']}x{row['k']}x{row['n']}"
     more = f", {row['over bare']:.2f}x the bare product" if "over bare" in row else ""
+    more += f", {row['over static']:.2f}x the static kernel" if "over static" in row else ""
     more += f", {row['pinned us']:.1f} us pinned" if "pinned us" in row else ""
     return (
         f"{row['dtype']:4} {'cold' if row['cold'] else 'hot':4} {shape:17} {row['mlirc us']:9.1f} us {row['gflops']:6.1f} GF/s "
@@ -291,8 +294,10 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
         worst = min(mine, key=lambda r: r["ratio"])
         large = [r["of limit"] for r in mine if r["rows"] >= 128] or [float("nan")]
         single = [r["of limit"] for r in mine if r["rows"] == 1] or [float("nan")]
-        bare = [r["over bare"] for r in mine if "over bare" in r]
-        over = f"; {geometric_mean(bare):.3f}x the bare product, at most {max(bare):.2f}x" if bare else ""
+        over = ""
+        for name, what in (("bare", "the bare product"), ("static", "the kernel for this number of rows")):
+            times = [r[f"over {name}"] for r in mine if f"over {name}" in r]
+            over += f"; {geometric_mean(times):.3f}x {what}, at most {max(times):.2f}x" if times else ""
         out.append(
             f"{key[0]} {'cold' if key[1] else 'hot'}: {len(mine)} shapes, {geometric_mean([r['ratio'] for r in mine]):.2f}x the library (geometric mean), "
             f"slowest {worst['ratio']:.2f}x at {worst['rows']}x{worst['k']}x{worst['n']}; of limit at 128 rows and more {geometric_mean(large):.2f}, at one {geometric_mean(single):.2f}{over}"
@@ -306,7 +311,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 @click.option("--rows", default=",".join(map(str, ROWS)), show_default=True)
 @click.option("--dtypes", default="f32,bf16", show_default=True, help="f32, bf16, i8.")
 @click.option("--weights", default="hot,cold", show_default=True)
-@click.option("--dynamic", is_flag=True, help="The number of rows is a symbol.")
+@click.option("--dynamic", is_flag=True, help="The number of rows is a symbol; also beside the kernel that knows it.")
 @click.option("--epilogue", type=click.Choice(list(EPILOGUES)), help="What the layers do with their results.")
 @click.option("--pin", metavar="FIELD=VALUE,...", help="Also with a strategy that has these fields, as the option pin takes them.")
 @click.option("--threads", default=1, show_default=True)

@@ -222,7 +222,7 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
         level, s.why["fetch_level"] = fetching.level(target, 1 if r.row is None else kernel.domain.sizes[r.row])
         distance = fetching.distance(target, level)
         s.why["fetch_ahead"] = "panels may come from beyond the second-level cache: each is fetched while the one before is read"
-        s.why["fetch_distance"] = "bytes, where the rows are a single register tile, and the reduction is not cut"
+        s.why["fetch_distance"] = "bytes, where the rows are a single register tile"
     first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)
     if shared is not None:
         s.why["shared"] = "neighbouring rows see the same elements through different taps: each is loaded once"
@@ -308,7 +308,8 @@ def _with_addresses(kernel: KernelFunction, s: ContractionStrategy) -> Contracti
     takes half of all code generation to find that out (for the products of a BERT layer 172 instead of 80 ms), and the result is as
     fast. On AMX there are few addresses, and tiles take so long that the instructions for them are free (20 products and convolutions of
     BERT, GPT-2 and ResNet-50: within 1%, code generation 393 -> 232 ms for BERT)."""
-    symbols = any(isinstance(a.type, ir.IndexType) for a in kernel.arguments)
+    near = s.short_rows[-1] == 1 and all(isinstance(n, int) for a in kernel.accesses.items for n in a.steps.values())
+    symbols = not near and any(isinstance(a.type, ir.IndexType) for a in kernel.arguments)
     plain = not symbols and (bool(s.tiles) or s.rows * s.columns >= LEAST_ADDRESSES)
     s.why["strength_reduction"] = "addresses are a variable and constants" if plain else "of symbols, or few"
     return replace(s, strength_reduction=not plain)

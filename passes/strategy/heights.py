@@ -33,14 +33,16 @@ def high_row_tile(size: int, limit: int, low: int) -> int:
     """The same where each tile reads its panel from the second-level cache, which takes as long as a row: fewer tiles are better than even ones.
 
     A tile of less than `low` rows takes as long as one of `low`, whose sums hide the latency of an addition. 128 x 768 x 768 in f32 takes
-    705 us on a Granite Rapids with 16 tiles of 8 rows, and 670 with nine of 13 and one of 11.
+    705 us on a Granite Rapids with 16 tiles of 8 rows, and 670 with nine of 13 and one of 11. Of as many tiles, those of about the same
+    height are best: each fetches as much of the next panel. 17 x 768 x 3072 takes 0.6 of the time with weights from memory, and 0.9 in the
+    third level, by 9 and 8 rows instead of 13 and 4 (Zen 5).
     """
 
     def rows_worth(rows: int) -> int:
         rest = size % rows
         return size // rows * (max(rows, low) + 1) + (max(rest, low) + 1 if rest else 0)
 
-    return min(range(min(limit, size), min(limit, size) // 2, -1), key=lambda rows: (rows_worth(rows), size % rows != 0))
+    return min(range(min(limit, size), min(limit, size) // 2, -1), key=lambda rows: (rows_worth(rows), size % rows != 0, rows))
 
 
 LOW_TILE, LOW_TILES_FROM = 8, 28
@@ -68,15 +70,38 @@ def low_tiles(kernel: KernelFunction, r: Roles, target: Target) -> bool:
     return plain and target.has_avx512 and levels_compete(target) and isinstance(rows, int) and rows >= LOW_TILES_FROM
 
 
+def hiding(columns: int) -> int:
+    """The rows of a register tile whose sums hide the latency of an addition."""
+    return -(-SUMS_UNDER_WAY // columns)
+
+
 def short_tiles(rows: int, columns: int) -> tuple[int, ...]:
     """Heights of the register tiles, falling, beside one of `rows`, where their number is a symbol.
 
-    The lowest has as many sums as hide the latency of an addition; fewer take as long. Two of the highest, where it is a half, hold a
-    whole tile and two or three rows more (16 beside tiles of 13 or 14); the third height and the lowest hold a row more than the highest.
+    Where few rows hide the latency of an addition, there are tiles of each height up to twice theirs (and more beside very high ones): any number of rows is that of some
+    tiles, and none is computed in vain. Else (of one column) the lowest hides it, and rows may be missing.
     """
-    low = min(-(-SUMS_UNDER_WAY // columns), rows)
-    high = min((rows + 3) // 2, ROW_POINTERS, rows)
-    return tuple(dict.fromkeys(sorted((low, max(high, low), max(high + 1 - low, low)), reverse=True)))
+    low = min(hiding(columns), rows)
+    if low <= FEW_HIDING:
+        return tuple(range(max(min(2 * low, rows - 1), -(-rows // MOST_OF_A_HEIGHT), 1), 0, -1))
+    return tuple(dict.fromkeys((max(min((rows + 3) // 2, ROW_POINTERS, rows), low), low)))
+
+
+MOST_OF_A_HEIGHT = 3
+"""Tiles: `vectorize.contraction` has two bits for their number."""
+
+FEW_HIDING = 4
+"""Rows, as two columns have them. 768 x 3072 in the third-level cache of a Zen 5, where rows are a symbol, takes so many times what it takes
+where they are known, with tiles of 13, 8, 5 and 4 rows, of which some may be missing, and with those of 13 and of each height up to 8:
+
+    rows     2     4     6     7     9    12    14    15    16    22
+    bf16  1.38  1.31  1.24  1.15  1.44  1.21  1.35  1.24  1.03  1.17
+          1.01  1.10  1.06  1.05  1.22  1.05  1.04  1.03  1.03  1.06
+    f32   1.12  1.06  1.38  1.19  1.17  1.09  1.24  1.11  1.03  1.13
+          1.05  1.07  1.04  1.03  1.11  1.04  1.01  1.02  1.01  1.02
+
+Code of as many rows takes 85 to 100 instead of 58 ms to compile.
+"""
 
 
 @dataclass(frozen=True)
@@ -86,35 +111,42 @@ class Rest:
     tiles: tuple[int, ...]
     rows: int
     """Of these tiles."""
-
-    @property
-    def cost(self) -> float:
-        """In rows: a tile also reads its panel, and has a begin and an end."""
-        return self.rows + TILE * sum(self.tiles)
+    cost: float
+    """In rows: a tile also reads its panel, and has a begin and an end, and one of few rows takes as long as one that hides the latency."""
 
 
-TILE = 0.5
+TILE = 1.0
+
+
+def cost_of_tile(height: int, least: int) -> float:
+    return max(height, least) + TILE
 
 
 @functools.cache
-def cover(left: int, heights: tuple[int, ...]) -> Rest:
-    """The cheapest tiles of some heights, falling, that hold so many rows."""
+def cover(left: int, heights: tuple[int, ...], least: int) -> Rest:
+    """The cheapest tiles of some heights, falling, that hold so many rows; no more if one has a single row. What is below `least` rows takes as
+    long as these."""
     if left <= 0:
-        return Rest((0,) * len(heights), 0)
+        return Rest((0,) * len(heights), 0, 0.0)
     found = []
     for n, height in enumerate(heights):
-        rest = cover(left - height, heights)
-        found.append(Rest(tuple(count + (n == k) for k, count in enumerate(rest.tiles)), rest.rows + height))
+        if height > left and heights[-1] == 1:
+            continue
+        rest = cover(left - height, heights, least)
+        tiles = tuple(count + (n == k) for k, count in enumerate(rest.tiles))
+        found.append(Rest(tiles, rest.rows + height, rest.cost + cost_of_tile(height, least)))
     return min(found, key=lambda rest: rest.cost)
 
 
 MOST_SHARED = 16
-"""Rows of a tile above which none is shared out: `vectorize.contraction` has two bits for the tiles of a height, three at most."""
+"""Rows of a tile above which none is shared out."""
 
 
-def shares_one(left: int, rows: int, heights: tuple[int, ...]) -> bool:
-    """Whether it is cheaper to share the last whole tile of `rows` out to short ones, with what is left."""
-    return rows <= MOST_SHARED and left > 0 and cover(left + rows, heights).cost < rows + TILE + cover(left, heights).cost
+def shares_one(left: int, rows: int, heights: tuple[int, ...], least: int) -> bool:
+    """Whether it is no dearer to share the last whole tile of `rows` out to short ones, with what is left: tiles of about the same height
+    fetch the next panel side by side with their products."""
+    together = cover(left + rows, heights, least)
+    return rows <= MOST_SHARED and left > 0 and together.cost <= cost_of_tile(rows, least) + cover(left, heights, least).cost
 
 
 ROW_POINTERS = 9

@@ -256,21 +256,24 @@ class Contraction(Products):
         self._short_tiles(tiles(lo, end, self.s.rows), hi, rest, shared, first, masks)
 
     def _pass(self, row_block: Number) -> tuple[Number, Number]:
-        """Of the register tiles that read the same panel before the next one is read: the first row, and how many they are."""
+        """Of the rows whose register tiles read the same panel before the next one is read: the first one, and how many they are."""
         e, m = self.e, self.e.math
-        size = self._size(e, self.s.row)  # type: ignore[arg-type]
-        tiles = m.maximum(m.ceildiv(size, self.s.rows), 1)
+        size = m.maximum(self._size(e, self.s.row), 1)  # type: ignore[arg-type]
         if self.s.near is None:
-            return 0, tiles
-        return m.mul(m.floordiv(row_block, self.s.near), self.s.near * self._row_block()), m.minimum(tiles, self.s.near * self.s.row_tiles)
+            return 0, size
+        together = self.s.near * self._row_block()
+        return m.mul(m.floordiv(row_block, self.s.near), together), m.minimum(size, together)
 
     def _rest(self, lo: Number, hi: Number) -> tuple[ir.Value, ir.Value]:
         """The rows that whole tiles leave, and whether short tiles compute the last of these, too (`heights.cover`)."""
         m, rows = self.e.math, self.s.rows
         rest = m.value(m.mod(m.sub(hi, lo), rows))
-        better = sum(heights.shares_one(n, rows, self.s.short_rows) << n for n in range(rows))
+        better = sum(self._shares_one(n) << n for n in range(rows))
         enough = arith.cmpi(arith.CmpIPredicate.sge, m.value(m.sub(hi, lo)), m.value(rows))
         return rest, arith.andi(enough, arith.trunci(ir.IntegerType.get_signless(1), self._entry(better, rest, 1)))
+
+    def _shares_one(self, rest: int) -> bool:
+        return heights.shares_one(rest, self.s.rows, self.s.short_rows, heights.hiding(self.s.columns))
 
     def _entry(self, table: int, n: ir.Value, bits: int) -> ir.Value:
         """Number `n` of those that so many bits of a constant are, an i64."""
@@ -283,13 +286,16 @@ class Contraction(Products):
     ) -> None:
         """The tiles of each height that hold `rest` rows, or these and those of a whole tile.
 
-        Rows that there are not are computed as the last one again, and not stored: a branch for each in every step would cost more.
+        If there are not tiles of all low heights, rows that there are not are computed as the last one again, and not stored: a branch for each in every step would cost more.
         """
-        m, rows, short = self.e.math, self.s.rows, self.s.short_rows
+        m, rows, short, least = self.e.math, self.s.rows, self.s.short_rows, heights.hiding(self.s.columns)
         last = m.sub(hi, 1)
 
         def tile(height: int) -> Callable[[Number, Values], Values]:
             def build(i: Number, _: Values) -> Values:
+                if short[-1] == 1:
+                    self._tile(first, masks, [Index(m.add(i, r)) for r in range(height)])
+                    return []
                 self.count = m.minimum(m.sub(hi, i), height)
                 self._tile(first, masks, [Index(i), *(Index(m.minimum(m.add(i, r), last)) for r in range(1, height))])
                 self.count = None
@@ -299,8 +305,8 @@ class Contraction(Products):
 
         for n, height in enumerate(short[:-1]):
             # Up to three tiles, of up to 31 rests.
-            alone = sum(heights.cover(k, short).tiles[n] << 2 * k for k in range(rows))
-            both = sum(heights.cover(k + rows, short).tiles[n] << 2 * k for k in range(rows) if heights.shares_one(k, rows, short))
+            alone = sum(heights.cover(k, short, least).tiles[n] << 2 * k for k in range(rows))
+            both = sum(heights.cover(k + rows, short, least).tiles[n] << 2 * k for k in range(rows) if self._shares_one(k))
             tiles = arith.select(shared, self._entry(both, rest, 2), self._entry(alone, rest, 2))
             after = m.minimum(m.add(lo, m.mul(arith.index_cast(ir.IndexType.get(), tiles), height)), hi)
             loop(self.e, lo, after, height, [], tile(height))

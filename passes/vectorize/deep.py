@@ -120,7 +120,8 @@ class Deep(Groups):
         loop(e, first, end, 1, [], panel)
 
     def _pass(self, row_block: Number) -> tuple[Number, Number]:
-        return self.e.math.mul(row_block, self._row_block()), self.s.row_tiles
+        m, block = self.e.math, self._row_block()
+        return m.mul(row_block, block), m.minimum(m.maximum(self._size(self.e, self.s.row), 1), block)  # type: ignore[arg-type]
 
     def _rows(self, first: Number | None, columns: int, masks: Sequence[ir.Value | None] | None, row_block: Number) -> None:
         e, m = self.e, self.e.math

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...dialects.mlir import arith, memref
+from ...dialects.mlir import arith, ir, memref
 from .. import structure as st
 from ..strategy.ahead import Windows
 from ..strategy.common import LINE
-from .lanes import Index, Number
+from .lanes import Arithmetic, Index, Number
 from .nest import less
 
 if TYPE_CHECKING:
@@ -41,32 +41,44 @@ def fetching_rows(p: Products, rows: list[Index], lane: Index, level: int) -> Ca
     return fetch
 
 
-def fetching_panel(p: Products, row: Index, lane: Index) -> Callable[[Number], None]:
+def fetching_panel(p: Products, rows: list[Index], lane: Index) -> Callable[[Number], None]:
     """What fetches a part of the next panel, at a step of the reduction: each of the register tiles that
-    read this one has its share of the lines, and some of those for a few steps.
+    read this one has its rows' share of the lines, and some of those for a few steps.
 
     All lines by the first tile, two a step, come no sooner, and what the products need waits behind them: 128 x 768 x 3072 takes 3.6 ms
-    then on a Granite Rapids, instead of 3.05. A single tile fetches what lies further ahead in the stream of all panels.
+    then on a Granite Rapids, instead of 3.05. A single tile fetches what lies further ahead in the stream of all panels, and so does the
+    first of those for the rows of one.
     """
-    m, (first, tiles), (begin, end) = p.e.math, p.reading, p.walked(p.r.reductions[0])
+    m, (first, count), (begin, end) = p.e.math, p.reading, p.walked(p.r.reductions[0])
     p.env[p.r.reductions[0]] = Index(begin)
     number = p.r.along_lanes
     place, at = p.operand_at(number, Index(0), lane)
     element, begin, end = place.element.width // 8, m.floordiv(begin, p.each_step), m.floordiv(end, p.each_step)
     line, steps = LINE // element, m.sub(end, begin)
     lines = FETCH_STEPS * st.shape(p.op.operands[number])[2] * p.each_step // line
-    each = m.floordiv(m.add(m.sub(tiles, 1), lines), tiles)
-    before = m.mul(m.ceildiv(m.sub(row.base, first), p.s.rows), m.floordiv(steps, FETCH_STEPS))
     whole = m.floordiv(m.add(m.mul(steps, lines), FETCH_STEPS - 1), FETCH_STEPS)
-    left = m.sub(m.floordiv(m.add(whole, m.sub(each, 1)), each), before)
-    start = m.value(m.add(m.add(at.base, place.strides[0]), m.mul(m.mul(before, each), line)))
-    if p.s.depth is None:  # else the stream of a tile is cut
-        alone = arith.cmpi(arith.CmpIPredicate.eq, m.value(tiles), m.value(1))
-        start = arith.select(alone, m.value(m.add(at.base, p.s.fetch_distance // element)), start)
+    alone = _at_most(m, count, p.s.rows)
+    count = _chosen(m, alone, 1, count)
+    times = m.maximum(m.floordiv(steps, FETCH_STEPS), 1)
+    of_row = m.maximum(m.floordiv(whole, count), m.floordiv(times, p.s.rows))
+    each = m.maximum(m.minimum(m.floordiv(m.add(m.mul(of_row, len(rows)), m.sub(times, 1)), times), lines), 1)
+    before = m.mul(m.sub(rows[0].base, first), of_row)
+    left = m.mul(m.sub(whole, before), FETCH_STEPS)
+    next_panel = m.add(m.add(at.base, place.strides[0]), m.mul(before, line))
+    ahead = p.s.fetch_distance // element
+    start = m.value(_chosen(m, alone, m.add(at.base, ahead), next_panel))
+    if p.s.depth is not None:  # the stream goes on at the same block of the next panel
+        block = m.mul(whole, line)
+        jump = _chosen(m, alone, m.sub(place.strides[0], block), 0)
+        last = m.sub(block, ahead)
 
     def fetch(i: Number) -> None:
         done = m.sub(i, begin)  # a multiple of FETCH_STEPS, but where an iteration has three or five steps and the like: lines are fetched about there
-        at = m.add(start, m.mul(m.mul(done, each), line // FETCH_STEPS))
+        position = m.mul(m.mul(done, each), line // FETCH_STEPS)
+        at = m.add(start, position)
+        if p.s.depth is not None:
+            within = arith.cmpi(arith.CmpIPredicate.slt, m.value(position), m.value(last))
+            at = m.add(at, arith.select(within, m.value(0), m.value(jump)))
 
         def some(n: int, most: int) -> None:
             """Lines from the n-th on: those of a few tiles, and in branches those of fewer."""
@@ -75,9 +87,19 @@ def fetching_panel(p: Products, row: Index, lane: Index) -> Callable[[Number], N
             if most < lines:
                 less(p.e, most, each, lambda: some(most, 2 * most))
 
-        less(p.e, done, m.mul(left, FETCH_STEPS), lambda: some(0, 1))
+        less(p.e, m.mul(done, each), left, lambda: some(0, 1))
 
     return fetch
+
+
+def _at_most(m: Arithmetic, a: Number, b: int) -> bool | ir.Value:
+    return a <= b if isinstance(a, int) else arith.cmpi(arith.CmpIPredicate.sle, a, m.value(b))
+
+
+def _chosen(m: Arithmetic, condition: bool | ir.Value, a: Number, b: Number) -> Number:
+    if isinstance(condition, bool):
+        return a if condition else b
+    return arith.select(condition, m.value(a), m.value(b))
 
 
 def fetch_windows(p: Products, w: Windows, rows: list[Index], lane: Index, level: int) -> None:

@@ -57,7 +57,7 @@ class Products:
         self.count: Number | None = None
         """How many rows of a tile there are, where that is known at run time only: at least one."""
         self.reading: tuple[Number, Number] = (0, 1)
-        """Of the register tiles that read a panel one after the other: the first row, and how many they are."""
+        """Of the register tiles that read a panel one after the other: the first row, and how many rows they have."""
         self.each_step = 1 if strategy.words is None else st.word(self.op)  # type: ignore[arg-type]
         """Elements of the reduction in a step."""
         self.unpacked = strategy.words is not None and not st.is_packed(self.op, self.r.along_lanes)  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ class Products:
 
     def _fetching(self, rows: list[Index], lane: Index) -> Callable[[Number], None] | None:
         """What fetches something at a step of the reduction, for later; None if nothing does."""
-        found = [fetching.fetching_panel(self, rows[0], lane)] if self.s.fetch_ahead else []
+        found = [fetching.fetching_panel(self, rows, lane)] if self.s.fetch_ahead else []
         if self.s.rows_ahead is not None and self.windows is None and self.count is None:
             found.append(fetching.fetching_rows(self, rows, lane, self.s.rows_ahead))
 
