@@ -209,16 +209,18 @@ def why_in_order(rows: int | None, updates: int | None, width: int | None, bits:
 
 
 def scan(kernel: KernelFunction, target: Target) -> LoopStrategy:
-    """Lanes run along a contiguous dim if it is not the scanned one; everything else is shared by the threads."""
+    """Lanes run along the contiguous dim, the scanned one where no other is; everything else is shared by the threads."""
     op, d = kernel.domain.anchor, kernel.domain
     assert op is not None
     scanned = d.loops[op][ir.IntegerAttr(op.attributes["dim"]).value]
     assert scanned is not None
     steps = _stored_steps(kernel)
-    lane = next((c for c in d.rows if c != scanned and steps.get(c) == 1), None)
+    lane = next((c for c in (*(c for c in d.rows if c != scanned), scanned) if steps.get(c) == 1), None)
     parallel = [c for c in d.rows if c not in (scanned, lane)]
     n = lanes(kernel, target)
-    work = (4 + body_ops(kernel)) * known(d.sizes[scanned]) * (1 if lane is None else n)
+    if lane == scanned:  # a row of few elements is a vector of as many
+        n = min(n, max(4, 1 << (known(d.sizes[scanned]) - 1).bit_length()))
+    work = (4 + body_ops(kernel)) * known(d.sizes[scanned]) * (1 if lane in (None, scanned) else n)
     why = {"lane": "the result is contiguous along it"}
     return LoopStrategy(n, 1, lane, parallel, [], [scanned], grain=grain(work), kind=d.kind, why=why_lanes(target) | why_grain(work) | why)
 
