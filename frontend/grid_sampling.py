@@ -20,10 +20,10 @@ def grid_sampler_2d(x: torch.Tensor, grid: torch.Tensor, mode: int, padding: int
     read in its stead is infinite.
     """
     n, c, height, width = x.shape
-    images = torch.arange(n, device=x.device).view(n, 1, 1, 1)
-    channels = torch.arange(c, device=x.device).view(1, c, 1, 1)
-    # Each channel computes the places anew: one loop for all.
-    grid = grid.unsqueeze(1).expand(n, c, *grid.shape[1:])
+    pixels, kind = x.flatten(2), torch.int32 if height * width < 2**31 else torch.int64
+    images = torch.arange(n, device=x.device, dtype=kind).view(n, 1, 1, 1)
+    channels = torch.arange(c, device=x.device, dtype=kind).view(1, c, 1, 1)
+    grid = grid.unsqueeze(1)  # places and weights are computed once, for all channels
 
     def unnormalised(g: torch.Tensor, size: int) -> torch.Tensor:
         return (g + 1) * ((size - 1) / 2) if align_corners else (g + 1) * (size / 2) - 0.5
@@ -45,9 +45,9 @@ def grid_sampler_2d(x: torch.Tensor, grid: torch.Tensor, mode: int, padding: int
         return torch.minimum(distance, period - distance) + low
 
     def read(px: torch.Tensor, py: torch.Tensor) -> torch.Tensor:
-        column, row = clamped(px, width).to(torch.int64), clamped(py, height).to(torch.int64)
+        column, row = clamped(px, width).to(kind), clamped(py, height).to(kind)
         there = (px >= 0) & (px < width) & (py >= 0) & (py < height)
-        return torch.where(there, aten._unsafe_index(x, [images, channels, row, column]), 0.0)
+        return torch.where(there, aten._unsafe_index(pixels, [images, channels, row * width + column]), 0.0)
 
     px, py = unnormalised(grid[..., 0], width), unnormalised(grid[..., 1], height)
     if mode == BICUBIC:
