@@ -304,12 +304,13 @@ LEAST_ADDRESSES = 8
 
 
 def _with_addresses(kernel: KernelFunction, s: ContractionStrategy) -> ContractionStrategy:
-    """Those of many rows are a variable that they share and constants, where no size is a symbol, which fits the addressing modes. LLVM
+    """Those of many rows are a variable that they share and constants, where no stride is a symbol, which fits the addressing modes. LLVM
     takes half of all code generation to find that out (for the products of a BERT layer 172 instead of 80 ms), and the result is as
     fast. On AMX there are few addresses, and tiles take so long that the instructions for them are free (20 products and convolutions of
     BERT, GPT-2 and ResNet-50: within 1%, code generation 393 -> 232 ms for BERT)."""
-    near = s.short_rows[-1] == 1 and all(isinstance(n, int) for a in kernel.accesses.items for n in a.steps.values())
-    symbols = not near and any(isinstance(a.type, ir.IndexType) for a in kernel.arguments)
+    symbols = any(isinstance(a.type, ir.IndexType) for a in kernel.arguments)
+    if symbols and not s.tiles and s.short_rows[-1] == 1:  # no rows are missing, which had addresses of their own
+        symbols = any(step is None for a in kernel.accesses.items for step in a.steps.values())
     plain = not symbols and (bool(s.tiles) or s.rows * s.columns >= LEAST_ADDRESSES)
     s.why["strength_reduction"] = "addresses are a variable and constants" if plain else "of symbols, or few"
     return replace(s, strength_reduction=not plain)

@@ -286,7 +286,8 @@ class Contraction(Products):
     ) -> None:
         """The tiles of each height that hold `rest` rows, or these and those of a whole tile.
 
-        If there are not tiles of all low heights, rows that there are not are computed as the last one again, and not stored: a branch for each in every step would cost more.
+        Where there are not tiles of each low height, rows that there are not are computed as the last one again, and not stored: a branch for
+        each in every step would cost more.
         """
         m, rows, short, least = self.e.math, self.s.rows, self.s.short_rows, heights.hiding(self.s.columns)
         last = m.sub(hi, 1)
