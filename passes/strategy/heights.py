@@ -78,8 +78,8 @@ def hiding(columns: int) -> int:
 def short_tiles(rows: int, columns: int) -> tuple[int, ...]:
     """Heights of the register tiles, falling, beside one of `rows`, where their number is a symbol.
 
-    Where few rows hide the latency of an addition, there are tiles of each height up to twice theirs (and more beside very high ones): any number of rows is that of some
-    tiles, and none is computed in vain. Else (of one column) the lowest hides it, and rows may be missing.
+    Where few rows hide the latency of an addition, there are tiles of each height up to twice theirs (and more beside very high ones): any
+    number of rows is that of some tiles, and none is computed in vain. Else (of one column) the lowest hides it, and rows may be missing.
     """
     low = min(hiding(columns), rows)
     if low <= FEW_HIDING:
@@ -116,9 +116,11 @@ class Rest:
 
 
 TILE = 1.0
+"""What a tile costs beside its rows: its panel comes from the second-level cache, as in `high_row_tile`."""
 
 
 def cost_of_tile(height: int, least: int) -> float:
+    """In rows, of which less than `least` hide no latency."""
     return max(height, least) + TILE
 
 
