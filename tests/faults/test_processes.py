@@ -140,10 +140,11 @@ def ours(frame):
     return False
 
 def interrupt(number, frame):
+    if not compiling:  # it came late, for a compilation that is over
+        return
     if ours(frame):
         raise KeyboardInterrupt
-    if compiling:
-        press(0.003)
+    press(0.003)
 
 signal.signal(signal.SIGINT, interrupt)
 x = torch.randn(9, 9)
