@@ -10,7 +10,7 @@ from ...dialects.mlir import ir
 from .. import structure as st
 from . import ahead, blocks, fetching, tiles, traffic
 from .common import PACKED_COLUMNS, WORK_PER_THREAD, has_functions, known, lanes, product
-from .heights import LOW_TILE, SUMS_UNDER_WAY, high_row_tile, low_tiles, row_tile, short_tiles
+from .heights import LOW_TILE, SUMS_UNDER_WAY, high_row_tile, hold_any, low_tiles, row_tile, short_tiles
 from .steps import adds_integers, most_apart, sets_of_sums, steps_together
 from .stream import WHY_STREAMED, streamed_by_product
 from .widths import columns_of_tile, in_pairs, most_rows, panels_together
@@ -309,7 +309,7 @@ def _with_addresses(kernel: KernelFunction, s: ContractionStrategy) -> Contracti
     fast. On AMX there are few addresses, and tiles take so long that the instructions for them are free (20 products and convolutions of
     BERT, GPT-2 and ResNet-50: within 1%, code generation 393 -> 232 ms for BERT)."""
     symbols = any(isinstance(a.type, ir.IndexType) for a in kernel.arguments)
-    if symbols and not s.tiles and s.short_rows[-1] == 1:  # no rows are missing, which had addresses of their own
+    if symbols and not s.tiles and hold_any(s.short_rows):  # rows that may be missing have addresses of their own
         symbols = any(step is None for a in kernel.accesses.items for step in a.steps.values())
     plain = not symbols and (bool(s.tiles) or s.rows * s.columns >= LEAST_ADDRESSES)
     s.why["strength_reduction"] = "addresses are a variable and constants" if plain else "of symbols, or few"

@@ -87,6 +87,11 @@ def short_tiles(rows: int, columns: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((max(min((rows + 3) // 2, ROW_POINTERS, rows), low), low)))
 
 
+def hold_any(heights: tuple[int, ...]) -> bool:
+    """Whether tiles of these heights, falling, hold any number of rows, none of which is missing."""
+    return heights[-1] == 1
+
+
 MOST_OF_A_HEIGHT = 3
 """Tiles: `vectorize.contraction` has two bits for their number."""
 
@@ -132,7 +137,7 @@ def cover(left: int, heights: tuple[int, ...], least: int) -> Rest:
         return Rest((0,) * len(heights), 0, 0.0)
     found = []
     for n, height in enumerate(heights):
-        if height > left and heights[-1] == 1:
+        if height > left and hold_any(heights):
             continue
         rest = cover(left - height, heights, least)
         tiles = tuple(count + (n == k) for k, count in enumerate(rest.tiles))
@@ -141,7 +146,7 @@ def cover(left: int, heights: tuple[int, ...], least: int) -> Rest:
 
 
 MOST_SHARED = 16
-"""Rows of a tile above which none is shared out."""
+"""Rows of a tile above which none is shared out: the rows of two may be more than `MOST_OF_A_HEIGHT` short tiles hold."""
 
 
 def shares_one(left: int, rows: int, heights: tuple[int, ...], least: int) -> bool:

@@ -294,7 +294,7 @@ class Contraction(Products):
 
         def tile(height: int) -> Callable[[Number, Values], Values]:
             def build(i: Number, _: Values) -> Values:
-                if short[-1] == 1:
+                if heights.hold_any(short):
                     self._tile(first, masks, [Index(m.add(i, r)) for r in range(height)])
                     return []
                 self.count = m.minimum(m.sub(hi, i), height)

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import functools
-from itertools import count, takewhile
 
 from ...dialects import builders, own
 from ...dialects.mlir import arith, ir, vector
@@ -126,9 +125,10 @@ class _Scan:
     def _totals_of_lanes(self, value: ir.Value, start: ir.Value) -> ir.Value:
         """Of the first ones of a vector, up to each."""
         (n,) = value.type.shape
-        for distance in takewhile(lambda distance: distance < n, (1 << k for k in count())):
+        distance = 1
+        while distance < n:
             moved = vector.shuffle(start, value, [lane if lane < distance else n + lane - distance for lane in range(n)])
-            value = self._combined(moved, value)
+            value, distance = self._combined(moved, value), 2 * distance
         return value
 
     def _start(self) -> ir.Value:
