@@ -149,6 +149,8 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], kernel: KernelFun
         new = replace(new, fetch_level=level(target, 1 if new.row is None else kernel.domain.sizes[new.row])[0] if in_vectors else 2)
     if "fetch_distance" not in fields:
         new = replace(new, fetch_distance=distance(target, new.fetch_level) if in_vectors else 0)
+    if not in_vectors or "fetch_level" in fields:
+        new = replace(new, few_rows=0, few_distance=0)
     if "streams" not in fields:
         new = replace(new, streams=tiles.streams(_fetched_lines(new)) if new.tiles and new.fetch_ahead else 1)
     if "results_ahead" not in fields:

@@ -88,6 +88,9 @@ class ContractionStrategy:
     """The cache that it is fetched into."""
     fetch_distance: int = 0
     """Bytes from what a single register tile in vector registers reads of the packed operand to what it fetches, in one stream over all panels."""
+    few_rows: int = 0
+    """Up to so many rows, where their number is a symbol, it fetches into the first-level cache, `few_distance` bytes ahead."""
+    few_distance: int = 0
     streams: int = 1
     """In which a step's lines are fetched ahead on AMX, side by side."""
     steps: int = 1
@@ -219,8 +222,11 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
         cut = traffic.cut(kernel, r, rows, width, target.caches, s.why)
     level, distance = 2, 0
     if fetch:
-        level, s.why["fetch_level"] = fetching.level(target, 1 if r.row is None else kernel.domain.sizes[r.row])
+        size = 1 if r.row is None else kernel.domain.sizes[r.row]
+        level, s.why["fetch_level"] = fetching.level(target, size)
         distance = fetching.distance(target, level)
+        if few := fetching.few_rows(target, size):
+            s = replace(s, few_rows=few, few_distance=fetching.distance(target, 1))
         s.why["fetch_ahead"] = "panels may come from beyond the second-level cache: each is fetched while the one before is read"
         s.why["fetch_distance"] = "bytes, where the rows are a single register tile"
     first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)

@@ -57,9 +57,14 @@ def level(target: Target, size: object) -> tuple[int, str]:
     if not levels_compete(target):
         return 1, "an AMD CPU, whose first one has 48 KB"
     if not isinstance(size, int):
-        return 2, "an AMD CPU, and the rows may be more than have room in its first one"
+        return 2, "an AMD CPU, and the rows may be more than have room in its first one, into which so many fetch"
     few = size <= FEW_ROWS
     return (1, f"an AMD CPU, and {'few' if few else 'many'} rows") if few or size > MANY_ROWS else (2, f"{size} rows, whose tiles fill the first one")
+
+
+def few_rows(target: Target, size: object) -> int:
+    """Rows of a symbolic number of them up to which a register tile fetches into the first-level cache, whatever `level` says for more."""
+    return 0 if isinstance(size, int) or not levels_compete(target) else FEW_ROWS
 
 
 def distance(target: Target, level: int) -> int:

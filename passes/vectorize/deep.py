@@ -7,6 +7,9 @@
           for row tile: acc = 0;  for k in block: acc += A * B;  scratch[lane block] += acc   (of the first block: = acc)
       for lane block: store epilogue(scratch)
 
+Where the number of rows is a symbol, few rows may need no cut: if all their blocks have room in the second level, the loop over lane blocks is
+outside of that over the blocks, so that panels are read from end to end. Two 1-D loops with bounds chosen at run time are both orders.
+
 (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34, 2008)
 """
 
@@ -46,6 +49,10 @@ class Deep(Groups):
     """Of the block of the reduction; there is none while results are stored."""
     corner: Number = 0
     """Where the sums of the lane block begin in the scratch."""
+    copied: Number = 0
+    """Where the rows of the block of the reduction begin in the copy."""
+    few: ir.Value | bool = False
+    """Whether there is room in cache for the rows with all blocks."""
 
     def _prepare(self) -> None:
         self._make_scratch(self._summed_rows() * self.s.group)
@@ -72,7 +79,8 @@ class Deep(Groups):
                 value = e.value(self._rows_operand(), tuple(self._address(x, self._loops(self.op)) for x in st.maps(self.op)[n].results))
                 place, at = self.operand_at(n, Index(m.add(i, ROWS_AHEAD)), Index(0))
                 memref.prefetch(place.buffer, [m.value(at.base)], False, 3, True)
-                vector.store(value, self.copy, [m.value(m.add(m.mul(m.sub(i, first), self.pitch), m.sub(k, self.begin)))])
+                at = m.add(m.mul(m.sub(i, first), self.pitch), m.sub(k, self.begin))
+                vector.store(value, self.copy, [m.value(m.add(self.copied, at))])
                 return []
 
             lane_loop(e, self.begin, self.end, 1, [[]], part)
@@ -84,7 +92,8 @@ class Deep(Groups):
         """What `Evaluator.known` asks for the rows: the element of this row and step. (Its place may be that of a tap, or of a stride.)"""
         m = self.e.math
         row, k = self.env[self.s.row].base, self.env[self.r.reductions[0]].base  # type: ignore[index]
-        return memref.load(self.copy, [m.value(m.add(m.mul(m.sub(row, self.first_row), self.pitch), m.sub(k, self.begin)))])
+        at = m.add(m.mul(m.sub(row, self.first_row), self.pitch), m.sub(k, self.begin))
+        return memref.load(self.copy, [m.value(m.add(self.copied, at))])
 
     def walked(self, c: int) -> tuple[Number, Number]:
         return self.begin, self.end
@@ -101,23 +110,49 @@ class Deep(Groups):
         area = self._summed_rows() * self.width
         length = self._size(e, self.r.reductions[0])
 
-        def panel(p: Number, _: Values) -> Values:
-            self.corner = m.mul(m.sub(p, first), area)
-            self._lanes(m.mul(p, self.width), row_block)
+        blocks, panels = -(-length // self.s.depth), m.sub(end, first)  # type: ignore[operator]
+        rows = self._size(e, self.s.row)  # type: ignore[arg-type]
+        self.few = m.at_most(m.mul(rows, blocks), self._row_block()) if isinstance(rows, ir.Value) else False
+
+        def begin(block: Number) -> None:
+            self.begin = m.mul(block, self.s.depth)  # type: ignore[arg-type]
+            self.end = m.value(m.minimum(m.add(self.begin, self.s.depth), length))  # type: ignore[arg-type]
+            self.copied = m.chosen(self.few, m.mul(block, m.mul(rows, self.pitch)), 0) if self.s.rows_copied else 0
+
+        def copy(block: Number, _: Values) -> Values:
+            begin(block)
+            self._copy_rows(row_block)
             return []
 
-        def block(k: Number, _: Values) -> Values:
-            self.begin, self.end = k, m.value(m.minimum(m.add(k, self.s.depth), length))  # type: ignore[arg-type]
-            if self.s.rows_copied:
-                self._copy_rows(row_block)
+        def outer(i: Number, _: Values) -> Values:
+            if self.s.rows_copied:  # few rows: those of all blocks with the first panel
+                end = m.add(i, 1) if self.few is False else m.chosen(self.few, m.chosen(m.at_most(i, 0), blocks, 0), m.add(i, 1))
+                loop(e, m.chosen(self.few, 0, i), end, 1, [], copy)
                 e.known = {self._rows_operand(): self._from_copy}
-            loop(e, first, end, 1, [], panel)
+
+            def inner(j: Number, _: Values) -> Values:
+                panel = m.chosen(self.few, i, j)
+                begin(m.chosen(self.few, j, i))
+                self.corner = m.mul(panel, area)
+                self._lanes(m.mul(m.add(first, panel), self.width), row_block)
+                return []
+
+            loop(e, 0, m.chosen(self.few, blocks, panels), 1, [], inner)
             e.known = {}
             return []
 
-        loop(e, 0, length, self.s.depth, [], block)
+        def store(panel: Number, _: Values) -> Values:
+            self.corner = m.mul(panel, area)
+            self._lanes(m.mul(m.add(first, panel), self.width), row_block)
+            return []
+
+        loop(e, 0, m.chosen(self.few, panels, blocks), 1, [], outer)
         self.begin = self.end = 0
-        loop(e, first, end, 1, [], panel)
+        loop(e, 0, panels, 1, [], store)
+
+    def following(self, here: Number, next_panel: Number) -> Number:
+        """As `Products.following`: the next block of this panel where all blocks of it come first, else the same block of the next one."""
+        return self.e.math.chosen(self.few, here, next_panel)
 
     def _pass(self, row_block: Number) -> tuple[Number, Number]:
         m, block = self.e.math, self._row_block()

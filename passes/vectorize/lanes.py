@@ -181,6 +181,18 @@ class Arithmetic:
             return max(a, b)
         return self.once(("max", a, b), lambda: arith.maxsi(self.value(a), self.value(b)))
 
+    def at_most(self, a: Number, b: Number) -> bool | ir.Value:
+        """Whether a <= b; a bool if that is known."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a <= b
+        return self.once(("at most", a, b), lambda: arith.cmpi(arith.CmpIPredicate.sle, self.value(a), self.value(b)))
+
+    def chosen(self, condition: bool | ir.Value, a: Number, b: Number) -> Number:
+        """`a` where the condition holds, else `b`."""
+        if isinstance(condition, bool):
+            return a if condition else b
+        return self.once(("chosen", condition, a, b), lambda: arith.select(condition, self.value(a), self.value(b)))
+
     def ceildiv(self, a: Number, b: int) -> Number:
         return self.floordiv(self.add(a, b - 1), b)
 

@@ -68,6 +68,17 @@ def less(e: Evaluator, a: Number, b: Number, build: Callable[[], None]) -> None:
         e.math.leave()
 
 
+def either(e: Evaluator, condition: ir.Value, build: Callable[[], object], build_else: Callable[[], object]) -> None:
+    """What is built where the condition holds, and where it does not."""
+    branch = scf.IfOp(condition, has_else=True)
+    for block, what in ((branch.then_block, build), (branch.else_block, build_else)):
+        with ir.InsertionPoint(block):
+            e.math.enter()
+            what()
+            scf.YieldOp([])
+            e.math.leave()
+
+
 def lane_loop(
     e: Evaluator,
     begin: Number,

@@ -76,6 +76,10 @@ class Products:
         order = sorted(self.r.reductions, key=lambda c: c in (self.s.words, self.s.shared))
         return self._reduce(order, rows, lanes, masks, [start] * (len(rows) * len(lanes)))
 
+    def following(self, here: Number, next_panel: Number) -> Number:
+        """Elements from what a tile walks of a panel, which has `here`, to what is read after it. `next_panel`: to the same place of that."""
+        return next_panel
+
     def walked(self, c: int) -> tuple[Number, Number]:
         """What a tile walks of a reduction class: from where to where."""
         return self.k.walked(self.e, c, self._size(self.e, c))

@@ -326,7 +326,23 @@ def test_register_tiles_fetch_the_next_panel_together(rows: int, lines: int, cpu
 def test_older_cpus_of_amd_fetch_what_few_tiles_share_into_the_second_level(rows: int | str, level: int, cpu: str, distance: int) -> None:
     texts = stages(streamed(rows, 768, 32 if cpu == "znver4" else 16), cpu)
     assert f"fetch_level={level}, fetch_distance={distance if level == 1 else 8192}," in texts["strategy"]
-    assert f"prefetcht{level - 1}" in texts["asm"] and f"prefetcht{2 - level}" not in texts["asm"]
+    assert f"prefetcht{level - 1}" in texts["asm"] and (f"prefetcht{2 - level}" in texts["asm"]) == (rows == "?")
+
+
+def test_few_of_any_number_of_rows_fetch_into_the_first_level_of_an_older_cpu_of_amd() -> None:
+    """Tiles of up to six rows, if there are no more: in a branch, and the lines of all four steps, as they are alone."""
+    texts = stages(streamed("?", 512), "znver4")
+    assert "few_rows=6, few_distance=4096," in texts["strategy"] and "few_rows=0" in stages(streamed(4, 768), "znver4")["strategy"]
+    branches = texts["vector"].split("scf.if")
+    assert sorted(b.count("locality<3>") for b in branches if "locality<3>" in b) == [8] * 6
+    assert texts["asm"].count("prefetcht0") == 6 * 8 and not re.search(SPILL, texts["asm"])
+
+
+def test_long_reductions_of_few_rows_read_panels_from_end_to_end() -> None:
+    """Both loops, over blocks and over panels, have bounds chosen by the number of rows: one copy of the tiles is in both orders."""
+    texts = stages(streamed("?", 2048), "sapphirerapids")["vector"], stages(streamed(300, 2048), "sapphirerapids")["vector"]
+    orders = [re.findall(r"arith.cmpi sle, .* : index", text) for text in texts]
+    assert orders[0] and not orders[1]
 
 
 @pytest.mark.parametrize("rows, k, cpu, lines", [
