@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -196,32 +198,86 @@ def col2im(
     b: GraphBuilder, node: Any, x: T, size: Any, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int],
     stride: Sequence[int],
 ) -> T:  # fmt: skip
-    """An element is the sum of what the patches that it lies in hold of it: one candidate for each tap of the kernel."""
+    """An element is the sum of what the patches that it lies in hold of it.
+
+    Of a kernel of k taps every s-th one meets an element where patches are s apart: k / s candidates rather than k.
+    """
     if not x.dtype.is_floating_point and x.dtype != torch.bool:
         raise Unsupported("col2im of integers is an error")
     shape = out_shape(node)
-    lead, (height, width) = len(shape) - 2, shape[-2:]
-    taps = kernel[0] * kernel[1]
-    counts = [
-        floordiv(n + 2 * p - d * (k - 1) - 1, s) + 1
-        for n, k, d, p, s in zip((height, width), kernel, dilation, padding, stride)
-    ]
+    if all(n == 1 for n in (*kernel, *stride)) and not any(padding):
+        return b.reshape(x, shape)
+    counts = [floordiv(n + 2 * p - d * (k - 1) - 1, s) + 1 for n, k, d, p, s in zip(shape[-2:], kernel, dilation, padding, stride)]
     patches = b.reshape(x, [*x.shape[:-2], shape[-3], *kernel, *counts])
+    near = all(s == 1 or (s >= LONG_STEP and d == 1) for d, s in zip(dilation, stride))
+    if near and all(p <= d * (k - 1) for k, d, p in zip(kernel, dilation, padding)):
+        return b.convert(_add_by_patch(b, patches, shape, dilation, padding, stride), x.dtype)
+    return b.convert(_add_by_place(b, patches, shape, dilation, padding, stride), x.dtype)
+
+
+LONG_STEP = 16
+"""From patch to patch, from which on places are counted by patches."""
+
+
+def _add_by_patch(b: GraphBuilder, patches: T, shape: Sequence[Extent], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]) -> T:
+    """The sums of `patches`, [..., *kernel, *counts], with two dims, [patch, place in it], for those that have long steps: neighbours are next to one
+    another in what is summed up. Taps and patches that there are not are zeros around the others."""
+    lead, dim, acc = len(shape) - 2, ir.AffineDimExpr.get, compute_dtype(patches.dtype)
+    places: list[Extent] = []
+    taps, turns, low, high, candidates, whole = [], [], [], [], [], []
+    for i, (n, d, p, s) in enumerate(zip(shape[lead:], dilation, padding, stride)):
+        k, count, at = patches.shape[lead + i], patches.shape[lead + 2 + i], lead + len(places)
+        patch = floordiv(n + p + s - 1, s)
+        places += [patch] if s == 1 else [patch, s]
+        candidates.append(-(-k // s))
+        low.append(d * (candidates[i] - 1))
+        high.append(normal(patch - count))
+        whole.append(patch * s)
+        taps.append((at, s))
+        turns.append((at, d))
+    loops = lead + len(places)
+    read = [dim(n) for n in range(lead)]
+    read += [dim(loops + i) * s + (dim(at + 1) if s > 1 else 0) for i, (at, s) in enumerate(taps)]
+    read += [dim(at) - dim(loops + i) * d + low[i] for i, (at, d) in enumerate(turns)]
+    behind = [c * s - k for c, s, k in zip(candidates, stride, patches.shape[lead:])]
+    around = [0] * (lead + 2) + low, [0] * lead + behind + high
+    padded = b.pad(patches, *around, 0) if any(not same(n, 0) for side in around for n in side) else patches
+    out = b.window_reduce([*shape[:lead], *places], candidates, [(padded, ir.AffineMap.get(loops + 2, 0, read))], "add", acc, lambda at, u: cast(u, patches.dtype, acc))
+    return b.slice(b.reshape(out, [*shape[:lead], *whole]), [0] * lead + list(padding), shape, [1] * len(shape))
+
+
+def _add_by_place(b: GraphBuilder, patches: T, shape: Sequence[Extent], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]) -> T:
+    """The sums of `patches`, [..., *kernel, *counts], at every place."""
+    lead, acc = len(shape) - 2, compute_dtype(patches.dtype)
+    kernel, counts = patches.shape[lead : lead + 2], patches.shape[lead + 2 :]
+    steps = [s // math.gcd(d, s) for d, s in zip(dilation, stride)]
 
     def body(at: list[ir.Value]) -> ir.Value:
-        place, inside = [], None
-        for i in range(2):
-            p = arith.addi(at[lead + i], builders.index(padding[i]))
-            p = arith.subi(p, arith.muli(at[lead + 2 + i], builders.index(dilation[i])))
-            patch = arith.divsi(p, builders.index(stride[i]))
-            whole = arith.cmpi(INT.eq, arith.muli(patch, builders.index(stride[i])), p)
-            ok = arith.andi(whole, arith.cmpi(INT.ult, patch, b.index(counts[i])))
-            inside = ok if inside is None else arith.andi(inside, ok)
-            place.append(arith.select(ok, patch, builders.index(0)))
-        value = tensor.extract(patches.value, [*at[:lead], *at[lead + 2 :], *place])
-        return arith.select(inside, cast(value, x.dtype, d), scalar(d, 0))
+        taps, found, inside = [], [], []
+        for i, (k, d, p, s) in enumerate(zip(kernel, dilation, padding, stride)):
+            place = arith.addi(at[lead + i], builders.index(p))
+            tap = arith.addi(_first_tap(place, d, s), arith.muli(at[lead + 2 + i], builders.index(steps[i])))
+            rest = arith.subi(place, arith.muli(tap, builders.index(d)))
+            patch = arith.divsi(rest, builders.index(s))
+            inside.append(arith.cmpi(INT.eq, arith.muli(patch, builders.index(s)), rest))
+            inside.append(arith.cmpi(INT.ult, patch, b.index(counts[i])))
+            if k % steps[i]:
+                inside.append(arith.cmpi(INT.ult, tap, builders.index(k)))
+            taps.append(tap)
+            found.append(patch)
+        ok = functools.reduce(arith.andi, inside)
+        where = [arith.select(ok, v, builders.index(0)) for v in (*taps, *found)]
+        return arith.select(ok, cast(tensor.extract(patches.value, [*at[:lead], *where]), patches.dtype, acc), scalar(acc, 0))
 
-    d = compute_dtype(x.dtype)
-    if taps == 1 and list(stride) == [1, 1] and not any(padding):
-        return b.reshape(x, shape)
-    return b.convert(b.window_reduce(shape, kernel, [], "add", d, body), x.dtype)
+    return b.window_reduce(shape, [-(-k // step) for k, step in zip(kernel, steps)], [], "add", acc, body)
+
+
+def _first_tap(place: ir.Value, dilation: int, step: int) -> ir.Value:
+    """The first tap whose place is `place` modulo the steps between patches, if any is."""
+    common = math.gcd(dilation, step)
+    if step == common:
+        return builders.index(0)
+    turns = pow(dilation // common, -1, step // common)
+    place = place if common == 1 else arith.divsi(place, builders.index(common))
+    place = place if turns == 1 else arith.muli(place, builders.index(turns))
+    return arith.remsi(place, builders.index(step // common))

@@ -130,6 +130,27 @@ def test_patches(text, dynamic):
     matches(function(text), image(), dynamic=dynamic, factor=4)
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("kernel, step, dilation, padding", [
+    ((1, 40), (1, 16), 1, 0), ((1, 40), (1, 16), 1, (0, 7)), ((1, 16), (1, 17), 1, 0), ((1, 33), (1, 16), 1, (0, 32)), ((3, 40), (2, 20), (2, 1), (1, 5)),
+    ((3, 2), (1, 1), (2, 3), (1, 2)), ((2, 2), (1, 1), 1, (2, 1)), ((5, 4), (2, 3), (2, 3), (2, 1)), ((7, 3), (4, 6), (6, 4), 0), ((4, 5), (4, 2), (3, 1), 1),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("turned", [False, True])
+def test_patches_that_are_far_apart_or_whose_taps_are(kernel, step, dilation, padding, turned, dynamic):
+    """Steps that share a divisor with the taps' or do not, that are larger than the kernel, and patches that end before the image does."""
+    kernel, step, dilation, padding = (v if isinstance(v, tuple) else (v, v) for v in (kernel, step, dilation, padding))
+    sizes = [(n - 1) * s + d * (k - 1) + 1 - 2 * p + min(rest, s - 1) for n, s, d, k, p, rest in zip((4, 3), step, dilation, kernel, padding, (0, 1))]
+    x = torch.randn(2, 12, 3 * kernel[0] * kernel[1]).transpose(1, 2) if turned else torch.randn(2, 3 * kernel[0] * kernel[1], 12)
+    matches(lambda x: F.fold(x, sizes, kernel, dilation, padding, step), x, dynamic=dynamic, factor=4)
+    assert not left_to_aten()
+
+
+def test_an_element_is_the_sum_of_the_patches_that_hold_it():
+    """Three of the 40 taps meet an element where patches are 16 apart, two of four, four apart, with taps three apart."""
+    check_import(lambda x: F.fold(x, (1, 88), (1, 40), stride=(1, 16)), [torch.randn(1, 40, 4)], "// CHECK: tensor.pad\n// CHECK: tensor<1x3xf32>")
+    check_import(lambda x: F.fold(x, (1, 18), (1, 6), stride=(1, 4), dilation=(1, 3)), [torch.randn(1, 6, 1)], "// CHECK: tensor<1x2xf32>")
+
+
 def test_sampled_at_a_grid():
     matches(lambda x, g: F.grid_sample(x, g, align_corners=False), image(), torch.randn(2, 5, 5, 2), factor=8)
 
