@@ -7,7 +7,8 @@ for every point (d0, d1) of %updates, in order: %r[%rows[d0], d1] += %updates[d0
 result which dim of the updates it is, or -1 - k where index tensor k decides; `index_map` says which of its elements
 belongs to a point of the updates (index tensors have one type). `combine` is the arith op that joins the old element with
 the update, or "set". An update whose index is out of range is dropped and sets the kernel's status. The kernel writes into
-the memory of %init (see `passes.in_place`).
+the memory of %init (see `passes.in_place`). Dims that no index tensor decides may be walked over in part: `mlirc.offsets`
+says where this part of each begins, 0 without it. There may be no index tensor at all.
 
     %order, %ends = "mlirc.bucket"(%rows, %space)
     %r = "mlirc.segments"(%init, %sorted, %ends) {combine, target: as above}
@@ -99,6 +100,7 @@ def function(name: str, *operands: ir.Value) -> ir.Value:
 SET = "set"
 CHECK_FIRST = "mlirc.check_first"
 """Attribute of a scatter that writes nothing at all if an index is out of range."""
+OFFSETS = "mlirc.offsets"
 
 
 def load() -> None:
@@ -120,9 +122,10 @@ def scatter(
     index_map: ir.AffineMap,
     target: Sequence[int],
     combine: str,
+    offsets: Sequence[int] = (),
 ) -> ir.Value:
     load()
-    return ScatterOp(
+    result: ir.Value = ScatterOp(
         init,
         updates,
         list(indices),
@@ -131,6 +134,14 @@ def scatter(
         ir.StringAttr.get(combine),
         result=init.type,
     ).result
+    if any(offsets):
+        result.owner.attributes[OFFSETS] = ir.DenseI64ArrayAttr.get(list(offsets))
+    return result
+
+
+def offsets(op: ir.Operation) -> list[int]:
+    """Where what a scatter walks over of each dim of its result begins."""
+    return list(ir.DenseI64ArrayAttr(op.attributes[OFFSETS])) if OFFSETS in op.attributes else [0] * len(target(op))
 
 
 def bucket(index: ir.Value, space: ir.Value) -> tuple[ir.Value, ir.Value]:

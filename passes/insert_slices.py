@@ -2,7 +2,8 @@
 
     %s = insert_slice %y into %x[0, 3] [8, 4] [1, 1]         x of 8 x 100, read nowhere else, and written back (or to, many times)
 
-        ->  %s = scatter(%x, %y, %rows)                      rows = 3, 4, 5, 6: nothing but the part is moved (a decoder's cache)
+        ->  %s = scatter(%x, %y) {offsets 0, 3}              nothing but the part is moved (a decoder's cache); where it begins at a
+                                                             symbol, or is every second element: scatter(%x, %y, %rows)
 
     %s = insert_slice %y into %x[0, 0] ...                   together the parts are all of x, which nobody sees
     %t = insert_slice %z into %s[0, 4] ...               ->  %t = concat dim(1) %y, %z
@@ -226,11 +227,12 @@ def _put(op: ir.Operation, layouts: Layouts, alone: bool) -> ir.Value:
 
 
 def _scatter(op: ir.Operation, slot: Slot) -> ir.Value:
-    """The part alone is written; where to is a tensor of numbers for each of its dims."""
+    """The part alone is written; where to is a number for each of its dims, or where that is a symbol, or elements are apart, a tensor of numbers."""
     source, whole = op.operands[0], op.operands[1]
     rank = len(st.shape(source))
+    numbered = [d for d in slot.dims if not isinstance(slot.begin[d], int) or slot.step[d] != 1]
     with ir.InsertionPoint(op), op.location:
-        sizes = [slot.size[d] for d in slot.dims]
+        sizes = [slot.size[d] for d in numbered]
         i64 = ir.IntegerType.get_signless(64)
 
         def numbers(k: int, d: int) -> ir.Value:
@@ -241,9 +243,10 @@ def _scatter(op: ir.Operation, slot: Slot) -> ir.Value:
             (out,) = builders.generic([], [builders.empty(sizes, i64)], [builders.identity(len(sizes))], "p" * len(sizes), body)
             return out
 
-        places = [numbers(k, d) for k, d in enumerate(slot.dims)]
-        target = [-1 - slot.dims.index(d) if d in slot.dims else d for d in range(rank)]
-        return own.scatter(whole, source, places, builders.projection(rank, slot.dims), target, own.SET)
+        places = [numbers(k, d) for k, d in enumerate(numbered)]
+        target = [-1 - numbered.index(d) if d in numbered else d for d in range(rank)]
+        offsets = [slot.begin[d] if d in slot.dims and d not in numbered else 0 for d in range(rank)]
+        return own.scatter(whole, source, places, builders.projection(rank, numbered), target, own.SET, offsets)
 
 
 def _choose(op: ir.Operation, slot: Slot, layouts: Layouts) -> ir.Value:

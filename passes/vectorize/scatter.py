@@ -46,7 +46,7 @@ class _Scatter:
         self.op = kernel.domain.anchor
         self.updates, self.indices = self.op.operands[1], own.indices(self.op)
         self.index_loops = st.map_dims(own.index_map(self.op))
-        self.target = own.target(self.op)
+        self.target, self.offsets = own.target(self.op), own.offsets(self.op)
         self.combine = own.combine(self.op)
         self.loops = kernel.domain.loops[self.op]
         self.env: dict[int, Index] = {}
@@ -232,14 +232,13 @@ class _Scatter:
             where.append(Index(vector=value) if wide else Index(value))
             ok = arith.cmpi(arith.CmpIPredicate.ult, value, m.splat(size) if wide else size)
             inside = ok if inside is None else arith.andi(*e.alike(inside, ok))
-        assert inside is not None
-        return where, inside
+        return where, builders.constant(ir.IntegerType.get_signless(1), 1) if inside is None else inside
 
     def _element(self, where: list[Index]) -> None:
         """One element, or one vector of them."""
         e = self.e
         value = e.value(self.updates, self._at(list(range(len(self.loops)))))
-        point = tuple(where[-1 - t] if t < 0 else self._at([t])[0] for t in self.target)
+        point = tuple(where[-1 - t] if t < 0 else e.math.index_add(self._at([t])[0], Index(n)) for t, n in zip(self.target, self.offsets))
         if self.combine != own.SET:
             before, value = e.alike(e.load(self.out, point), value)
             value = ir.Operation.create(self.combine, results=[value.type], operands=[before, value]).results[0]

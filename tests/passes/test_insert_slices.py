@@ -28,15 +28,27 @@ def test_a_part_of_what_is_written_back_is_written_alone():
         put("%s", "%y", PART, "%x", 3),
         [("%s", X)],
         """
-        CHECK: %[[ROWS:.*]] = linalg.generic
-        CHECK: %[[I:.*]] = linalg.index 0
-        CHECK: arith.addi %[[I]], %c3
-        CHECK: "mlirc.scatter"(%arg0, %arg1, %[[ROWS]])
+        CHECK-NOT: linalg.generic
+        CHECK: "mlirc.scatter"(%arg0, %arg1)
         CHECK-SAME: combine = "set"
-        CHECK-SAME: target = array<i64: 0, -1>
+        CHECK-SAME: mlirc.offsets = array<i64: 0, 3>
+        CHECK-SAME: target = array<i64: 0, 1>
         """,
         writes=[0],
     )
+
+
+def test_every_other_column_of_what_is_written_back_has_a_number():
+    body = f"%s = tensor.insert_slice %y into %x[2, 3] [6, 4] [1, 2] : tensor<6x4xf32> into {X}\n"
+    checks = """
+        CHECK: %[[COLUMNS:.*]] = linalg.generic
+        CHECK: %[[I:.*]] = linalg.index 0
+        CHECK: arith.muli %[[I]], %c2
+        CHECK: "mlirc.scatter"(%arg0, %arg1, %[[COLUMNS]])
+        CHECK-SAME: mlirc.offsets = array<i64: 2, 0>
+        CHECK-SAME: target = array<i64: 0, -1>
+    """
+    rewritten(body, [("%s", X)], checks, [("%x", X), ("%y", "tensor<6x4xf32>")], [0])
 
 
 @pytest.mark.parametrize("reason", ["not written back", "read by others"])
@@ -97,7 +109,7 @@ def test_parts_of_parts_become_one():
     body = f"%p = tensor.extract_slice %x[2, 0] [3, 100] [1, 1] : {X} to tensor<3x100xf32>\n"
     body += "%q = tensor.insert_slice %y into %p[0, 3] [3, 4] [1, 1] : tensor<3x4xf32> into tensor<3x100xf32>\n"
     body += f"%s = tensor.insert_slice %q into %x[2, 0] [3, 100] [1, 1] : tensor<3x100xf32> into {X}\n"
-    checks = 'CHECK-NOT: extract_slice\nCHECK: "mlirc.scatter"(%arg0, %arg1,\nCHECK-SAME: target = array<i64: -1, -2>\nCHECK-NOT: scatter'
+    checks = 'CHECK-NOT: extract_slice\nCHECK: "mlirc.scatter"(%arg0, %arg1)\nCHECK-SAME: mlirc.offsets = array<i64: 2, 3>\nCHECK-SAME: target = array<i64: 0, 1>\nCHECK-NOT: scatter'
     rewritten(body, [("%s", X)], checks, [("%x", X), ("%y", "tensor<3x4xf32>")], [0])
 
 
@@ -108,7 +120,7 @@ def test_a_part_of_a_row_becomes_a_part():
     body += f"%q = tensor.insert_slice %y into %r[3] [4] [1] : tensor<4xf32> into {row}\n"
     body += f"%w = tensor.expand_shape %q [[0, 1]] output_shape [1, 100] : {row} into tensor<1x100xf32>\n"
     body += f"%s = tensor.insert_slice %w into %x[2, 0] [1, 100] [1, 1] : tensor<1x100xf32> into {X}\n"
-    checks = 'CHECK: %[[Y:.*]] = tensor.expand_shape %arg1\nCHECK: "mlirc.scatter"(%arg0, %[[Y]],\nCHECK-SAME: target = array<i64: -1, -2>'
+    checks = 'CHECK: %[[Y:.*]] = tensor.expand_shape %arg1\nCHECK: "mlirc.scatter"(%arg0, %[[Y]])\nCHECK-SAME: mlirc.offsets = array<i64: 2, 3>\nCHECK-SAME: target = array<i64: 0, 1>'
     rewritten(body, [("%s", X)], checks, [("%x", X), ("%y", "tensor<4xf32>")], [0])
 
 
