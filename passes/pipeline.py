@@ -40,6 +40,7 @@ from .pad_concats import pad_concats
 from .pitch_rows import pitch_rows
 from .raise_collapses import raise_collapses
 from .read_narrow import read_narrow
+from .recompute import recompute
 from .select_concats import select_concats
 from .siblings import mark_siblings
 from .sink_reshapes import sink_reshapes
@@ -180,6 +181,7 @@ GRAPH_PASSES: dict[str, Callable[[Graph], None]] = {
     "copy-lines": lambda graph: copy_lines(graph.function),
     "fill-tiles": lambda graph: fill_tiles(graph.function, pack_shape(graph.target)),
     "pack": lambda graph: pack(graph.function, pack_shape(graph.target)),
+    "recompute": lambda graph: recompute(graph.function),
     "constants": lambda graph: lay_out_constants(graph.function),
     "siblings": lambda graph: mark_siblings(graph.function, graph.target),
     "fusion": lambda graph: fuse(graph.function, Layouts(graph.function).shapes),
