@@ -226,6 +226,7 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
         level, s.why["fetch_level"] = fetching.level(target, size)
         distance = fetching.distance(target, level)
         if few := fetching.few_rows(target, size):
+            s.why["few_rows"] = "alone, they have room in the first-level cache beside what is fetched"
             s = replace(s, few_rows=few, few_distance=fetching.distance(target, 1))
         s.why["fetch_ahead"] = "panels may come from beyond the second-level cache: each is fetched while the one before is read"
         s.why["fetch_distance"] = "bytes, where the rows are a single register tile"

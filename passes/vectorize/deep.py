@@ -8,7 +8,7 @@
       for lane block: store epilogue(scratch)
 
 Where the number of rows is a symbol, few rows may need no cut: if all their blocks have room in the second level, the loop over lane blocks is
-outside of that over the blocks, so that panels are read from end to end. Two 1-D loops with bounds chosen at run time are both orders.
+outside of that over the blocks, so that panels are read from end to end. The bounds of both are chosen at run time, and the code is one.
 
 (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34, 2008)
 """
@@ -125,9 +125,12 @@ class Deep(Groups):
             return []
 
         def outer(i: Number, _: Values) -> Values:
-            if self.s.rows_copied:  # few rows: those of all blocks with the first panel
-                end = m.add(i, 1) if self.few is False else m.chosen(self.few, m.chosen(m.at_most(i, 0), blocks, 0), m.add(i, 1))
-                loop(e, m.chosen(self.few, 0, i), end, 1, [], copy)
+            if self.s.rows_copied:
+                if self.few is False:
+                    copy(i, [])
+                else:  # few rows: those of all blocks with the first panel
+                    all_at_once = m.chosen(m.at_most(i, 0), blocks, 0)
+                    loop(e, m.chosen(self.few, 0, i), m.chosen(self.few, all_at_once, m.add(i, 1)), 1, [], copy)
                 e.known = {self._rows_operand(): self._from_copy}
 
             def inner(j: Number, _: Values) -> Values:
