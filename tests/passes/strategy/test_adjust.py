@@ -20,8 +20,7 @@ from mlirc.runtime.loader import Library
 from mlirc.tests.passes.graph_text import generic
 from mlirc.tests.passes.strategy.test_blocks import linear
 from mlirc.tests.passes.strategy.test_select import convolution, elementwise, product, row_sums
-from mlirc.tests.passes.vectorize.kernels import kernel
-from mlirc.tests.passes.vectorize.test_contraction import streamed
+from mlirc.tests.passes.vectorize.kernels import kernel, streamed
 from mlirc.tests.passes.vectorize.test_depthwise import depthwise
 from mlirc.tests.passes.vectorize.test_tiles import LINEAR, deep, image, symbolic, taps
 

@@ -16,6 +16,11 @@ from mlirc.passes import structure as st
 from mlirc.passes.strategy import Strategy, parse_pins, pinned, select_strategy
 from mlirc.passes.vectorize import KernelFunction
 from mlirc.runtime.loader import Library
+from mlirc.tests.passes.graph_text import generic
+
+PRODUCT = "%p = arith.mulf %a0, %a1 : f32\n%o = arith.addf %a2, %p : f32"
+SPILL = r"zmm\d+, [-\d]*\(%rsp\)|\(%rsp\)[^\n]*zmm"
+"""A vector that is stored on the stack, or loaded from it."""
 
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -28,6 +33,16 @@ def kernel(arguments: Sequence[tuple[str, str]], body: str, results: Sequence[tu
     kinds, values = ", ".join(t for _, t in results), ", ".join(n for n, _ in results)
     head = f"func.func @kernel({args}) -> ({kinds}) attributes {{mlirc.result_strides = [{spelled}]}}"
     return f"{head} {{\n{body}return {values} : {kinds}\n}}\n"
+
+
+def streamed(m: int | str, k: int, width: int = 32) -> str:
+    """A product with so many rows, "?" or a number, and panels, as wide as two vectors, that do not stay in the second-level cache."""
+    x, w, y = f"tensor<{m}x{k}xf32>", f"tensor<{768 // width}x{k}x{width}xf32>", f"tensor<{m}x768xf32>"
+    op = generic("%y", [("%x", x), ("%w", w)], y, ["i, l", f"j floordiv {width}, l, j mod {width}", "i, j"], PRODUCT, "ppr", "ijl", "0.0", "contraction")
+    if m != "?":
+        return kernel([("%x", x), ("%w", w)], op, [("%y", y)], [[768, 1]])
+    named = {"%m": 'mlirc.name = "m"', "%x": f'mlirc.sizes = ["m", "{k}"], mlirc.strides = ["{k}", "1"]'}
+    return kernel([("%x", x), ("%w", w), ("%m", "index")], op.replace("tensor.empty()", "tensor.empty(%m)"), [("%y", y)], [[768, 1]], named)
 
 
 def strategy(text: str, target: str | Target = "x86-64-v4") -> Strategy:
