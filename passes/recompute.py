@@ -10,7 +10,7 @@
 
 Two such sums are no single kernel (`passes.domain`). The first kernel would store %a and %g for the second one, in the gradient of a norm of
 16-bit numbers four times the bytes of what both are computed from. Apart, each reads that, and the second one is the rows of a norm: one pass.
-Only a few ops are computed anew, and no functions. Runs right before the fusion: what is cleaned is one again.
+Only a few ops are computed anew (`strategy.recompute`), and no functions. Runs right before the fusion: what is cleaned is one again.
 """
 
 from __future__ import annotations
@@ -21,19 +21,11 @@ from ..dialects import builders
 from ..dialects.mlir import ir
 from . import structure as st
 from .constants import find_constants, is_function
+from .strategy import recompute as strategy
 from .strategy.common import known
 from .weights import weights_of
 
 PASS_NAME = "mlirc-recompute"
-
-MOST_OPS = 12
-"""Of arithmetic that are computed anew for a sum."""
-
-MOST_BYTES = 2.25
-"""Of what a value is computed from, for each of its own: two of its size, and a row or a column."""
-
-LEAST_BYTES = 64 << 10
-"""Of a value that is worth it: less stays in cache."""
 
 
 def recompute(function: ir.Operation) -> None:
@@ -45,11 +37,8 @@ def recompute(function: ir.Operation) -> None:
         return
     constant, _ = find_constants(ops, weights_of(function))
     for op in across:
-        value = op.operands[0]
-        if op in constant or _bytes(value) < LEAST_BYTES:
-            continue
-        made = _made_of(value)
-        if made and _gains(value, made) and any(_meets_others(o, op, set(made)) for o in made):
+        made = _made_of(op.operands[0])
+        if op not in constant and _pays(op.operands[0], made) and any(_meets_others(o, op, made) for o in made):
             _compute_anew(op, [o for o in ops if o in made])
 
 
@@ -62,16 +51,16 @@ def _is_across(op: ir.Operation) -> bool:
 
 
 def _made_of(value: ir.Value) -> set[ir.Operation]:
-    """The few elementwise ops that a value is computed by, from what lies in memory or is dear; none if they are too many."""
-    found: dict[ir.Operation, None] = {}
+    """The elementwise ops that a value is computed by, from what lies in memory or is dear."""
+    found: set[ir.Operation] = set()
     left = [value]
     while left:
         op = st.owner(left.pop())
         if op is None or op in found or not _is_cheap(op):
             continue
-        found[op] = None
+        found.add(op)
         left += st.inputs(op)
-    return set(found) if sum(len(st.body_ops(op)) - 1 for op in found) <= MOST_OPS else set()
+    return found
 
 
 def _is_cheap(op: ir.Operation) -> bool:
@@ -80,10 +69,9 @@ def _is_cheap(op: ir.Operation) -> bool:
     return st.kind(op) == "elementwise" and len(op.results) == 1 and not (marks or gathers or st.can_fail(op) or is_function(op))
 
 
-def _gains(value: ir.Value, made: set[ir.Operation]) -> bool:
-    """Whether what a value is computed from has hardly more bytes than to store it, and to load it again."""
+def _pays(value: ir.Value, made: set[ir.Operation]) -> bool:
     leaves = {st.root(v) for op in made for v in st.inputs(op) if st.owner(v) not in made}
-    return sum(map(_bytes, leaves)) <= MOST_BYTES * _bytes(value)
+    return strategy.pays(sum(len(st.body_ops(op)) - 1 for op in made), _bytes(value), sum(map(_bytes, leaves)))
 
 
 def _meets_others(op: ir.Operation, reduction: ir.Operation, made: set[ir.Operation]) -> bool:

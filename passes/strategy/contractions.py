@@ -10,7 +10,7 @@ from ...dialects.mlir import ir
 from .. import structure as st
 from . import ahead, blocks, fetching, tiles, traffic
 from .common import PACKED_COLUMNS, WORK_PER_THREAD, has_functions, known, lanes, product
-from .heights import LOW_TILE, SUMS_UNDER_WAY, high_row_tile, hold_any, low_tiles, row_tile, short_tiles
+from .heights import LOW_TILE, SUMS_UNDER_WAY, high_row_tile, hold_any, low_tiles, row_tile, share_ahead, short_tiles
 from .steps import adds_integers, most_apart, sets_of_sums, steps_together
 from .stream import WHY_STREAMED, streamed_by_product
 from .widths import columns_of_tile, in_pairs, most_rows, panels_together
@@ -121,6 +121,11 @@ class ContractionStrategy:
     kind: str = "contraction"
     why: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     """A reason for each choice, for people."""
+
+    @property
+    def share_ahead(self) -> bool:
+        """Whether two register tiles, of rows whose number is a symbol, both fetch of the next panel, or the first one for both."""
+        return share_ahead(self.fetch_level, self.short_rows)
 
     @property
     def in_registers(self) -> bool:

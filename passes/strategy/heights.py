@@ -92,6 +92,15 @@ def hold_any(heights: tuple[int, ...]) -> bool:
     return heights[-1] == 1
 
 
+def share_ahead(level: int, short: tuple[int, ...]) -> bool:
+    """Whether the two tiles that few rows of a symbolic number may be both fetch of the next panel, with tiles of these heights beside whole ones.
+
+    Into the second level: 9 x 768 x 3072 from memory takes 443 instead of 612 us on a Zen 4, 12 rows 545 and 577. Lines would go through the
+    first level twice: 10% slower on a Zen 5, with the weights in the third level.
+    """
+    return level == 2 and hold_any(short)
+
+
 MOST_OF_A_HEIGHT = 3
 """Tiles: `vectorize.contraction` has two bits for their number."""
 

@@ -18,7 +18,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from ...dialects import builders
-from ...dialects.mlir import arith, ir, memref, scf, vector
+from ...dialects.mlir import arith, ir, memref, vector
 from ...errors import CompileError
 from .. import structure as st
 from ..interleave import INTERLEAVE
@@ -31,7 +31,7 @@ from .borders import borders
 from .evaluate import Evaluator, Lookup
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
-from .nest import Values, constant_mask, delinearize, each_row, loop
+from .nest import Values, constant_mask, delinearize, each_row, either, loop
 from .outline_loop import outline_loop
 from .products import Products
 
@@ -197,16 +197,8 @@ class Contraction(Products):
             self._tail(first, size, row_block)
             return
         full = arith.cmpi(arith.CmpIPredicate.sge, e.math.value(left), e.math.value(self.width))
-        branch = scf.IfOp(full, has_else=True)
-        for block, build in ((branch.then_block, True), (branch.else_block, False)):
-            with ir.InsertionPoint(block):
-                e.math.enter()
-                if build:
-                    self._rows(first, self.s.columns, None, row_block)
-                else:
-                    self._tail(first, size % self.width if isinstance(size, int) else left, row_block)
-                scf.YieldOp([])
-                e.math.leave()
+        rest = size % self.width if isinstance(size, int) else left
+        either(e, full, lambda: self._rows(first, self.s.columns, None, row_block), lambda: self._tail(first, rest, row_block))
 
     def _tail(self, first: Number, left: Number, row_block: Number) -> None:
         e = self.e
@@ -252,7 +244,7 @@ class Contraction(Products):
                 lo = tiles(lo, hi, rows)
             return
         rest, shared = self._rest(lo, hi)
-        end = arith.select(shared, e.math.value(e.math.sub(hi, self.s.rows)), e.math.value(hi))
+        end = e.math.chosen(shared, e.math.sub(hi, self.s.rows), hi)
         self._short_tiles(tiles(lo, end, self.s.rows), hi, rest, shared, first, masks)
 
     def _pass(self, row_block: Number) -> tuple[Number, Number]:

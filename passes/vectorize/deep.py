@@ -119,6 +119,11 @@ class Deep(Groups):
             self.end = m.value(m.minimum(m.add(self.begin, self.s.depth), length))  # type: ignore[arg-type]
             self.copied = m.chosen(self.few, m.mul(block, m.mul(rows, self.pitch)), 0) if self.s.rows_copied else 0
 
+        def panel(p: Number, _: Values) -> Values:
+            self.corner = m.mul(p, area)
+            self._lanes(m.mul(m.add(first, p), self.width), row_block)
+            return []
+
         def copy(block: Number, _: Values) -> Values:
             begin(block)
             self._copy_rows(row_block)
@@ -134,24 +139,16 @@ class Deep(Groups):
                 e.known = {self._rows_operand(): self._from_copy}
 
             def inner(j: Number, _: Values) -> Values:
-                panel = m.chosen(self.few, i, j)
                 begin(m.chosen(self.few, j, i))
-                self.corner = m.mul(panel, area)
-                self._lanes(m.mul(m.add(first, panel), self.width), row_block)
-                return []
+                return panel(m.chosen(self.few, i, j), [])
 
             loop(e, 0, m.chosen(self.few, blocks, panels), 1, [], inner)
             e.known = {}
             return []
 
-        def store(panel: Number, _: Values) -> Values:
-            self.corner = m.mul(panel, area)
-            self._lanes(m.mul(m.add(first, panel), self.width), row_block)
-            return []
-
         loop(e, 0, m.chosen(self.few, panels, blocks), 1, [], outer)
         self.begin = self.end = 0
-        loop(e, 0, panels, 1, [], store)
+        loop(e, 0, panels, 1, [], panel)
 
     def following(self, here: Number, next_panel: Number) -> Number:
         """As `Products.following`: the next block of this panel where all blocks of it come first, else the same block of the next one."""

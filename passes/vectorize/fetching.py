@@ -10,7 +10,6 @@ from ...dialects.mlir import arith, ir, memref
 from .. import structure as st
 from ..strategy.ahead import Windows
 from ..strategy.common import LINE
-from ..strategy.heights import hold_any
 from .lanes import Index, Number
 from .nest import either, less
 
@@ -78,7 +77,7 @@ def fetching_panel(p: Products, rows: list[Index], lane: Index) -> Callable[[Num
         at = m.add(start, position)
         if p.s.depth is not None:
             within = arith.cmpi(arith.CmpIPredicate.slt, m.value(position), m.value(last))
-            at = m.add(at, arith.select(within, m.value(0), m.value(jump)))
+            at = m.add(at, m.chosen(within, 0, jump))
 
         def line_at(k: int, level: int) -> None:
             memref.prefetch(place.buffer, [m.value(m.add(at, k * line))], False, 4 - level, True)
@@ -102,14 +101,13 @@ def fetching_panel(p: Products, rows: list[Index], lane: Index) -> Callable[[Num
 
 
 def _alone(p: Products, rows: Number) -> bool | ir.Value:
-    """Whether so many rows are a single tile. Where their number is a symbol, up to those of a whole tile may be two, and the first of them is
-    taken for one if it fetches into the first level, through which lines would go twice: 10% slower on a Zen 5 with the weights in the third
-    level. Into the second level both fetch their share: 9 x 768 x 3072 from memory takes 443 instead of 612 us on a Zen 4, 12 rows 545 and 577.
+    """Whether so many rows are a single tile, or are taken for one: where their number is a symbol, up to those of a whole tile may be two, of
+    which the first fetches for both unless they `share_ahead`.
     """
     m, most = p.e.math, p.s.rows
-    if isinstance(rows, int) or p.s.fetch_level == 1 or not hold_any(p.s.short_rows):
+    if isinstance(rows, int) or not p.s.share_ahead:
         return m.at_most(rows, most)
-    return arith.ori(m.value(m.at_most(rows, p.s.short_rows[0])), arith.cmpi(arith.CmpIPredicate.eq, rows, m.value(most)))
+    return arith.ori(m.at_most(rows, p.s.short_rows[0]), arith.cmpi(arith.CmpIPredicate.eq, rows, m.value(most)))  # type: ignore[arg-type]
 
 
 def fetch_windows(p: Products, w: Windows, rows: list[Index], lane: Index, level: int) -> None:

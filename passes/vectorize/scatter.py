@@ -26,7 +26,7 @@ from . import entry
 from .evaluate import Evaluator
 from .kernel import KernelFunction
 from .lanes import Index, Number, Point
-from .nest import Values, delinearize, lane_loop, loop
+from .nest import Values, delinearize, either, lane_loop, loop
 
 MOST_IN_BLOCKS = 8
 """Ops that compute an update: each is there for every lane."""
@@ -159,20 +159,15 @@ class _Scatter:
         e = self.e
         self.env[c] = Index(begin, 1)
         _, inside = self._indices()
-        branch = scf.IfOp(vector.reduction(ir.IntegerType.get_signless(1), vector.CombiningKind.AND, e.math.splat(inside)), has_else=True)
-        e.math.enter()
-        with ir.InsertionPoint(branch.then_block):
+
+        def together() -> None:
             for lane in range(self.s.lanes):
                 self.env[c] = Index(e.math.add(begin, lane))
                 where, _ = self._indices()
                 self._element(where)
-            scf.YieldOp([])
-        e.math.leave()
-        e.math.enter()
-        with ir.InsertionPoint(branch.else_block):
-            one_by_one()
-            scf.YieldOp([])
-        e.math.leave()
+
+        all_inside = vector.reduction(ir.IntegerType.get_signless(1), vector.CombiningKind.AND, e.math.splat(inside))
+        either(e, all_inside, together, one_by_one)
 
     def _at(self, loops: list[int | None]) -> Point:
         """Where we are, along the given loops of the updates."""
