@@ -5,7 +5,8 @@
 
 A kernel is a module with one function, free of everything that says where it came from: equal texts are equal kernels.
 Its arguments are the tensors that it reads, then the sizes and strides that are not constants as `index` values (named
-by `mlirc.name`; `mlirc.sizes`, `mlirc.strides` and `mlirc.result_strides` refer to these names).
+by `mlirc.name`; `mlirc.sizes`, `mlirc.strides` and `mlirc.result_strides` refer to these names). `mlirc.returned` has the numbers of
+a product's large results that are returned, and that nothing in the graph reads: their memory is new in every call.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from . import structure as st
 from .fuse import with_views
 from .layouts import PITCH, Layouts, pitch_of, set_pitches
 from .overwrite import OVERWRITES, overwritten
+from .strategy.stream import matters_if_returned
 
 PASS_NAME = "mlirc-outline"
 SYMBOL = "kernel"
 _OF_THE_GRAPH = ("mlirc.group", "mlirc.unfused", "mlirc.write", OVERWRITES, "mlirc.apart", "mlirc.whole", "mlirc.stored", "mlirc.in_order", PITCH)
 """Attributes that say nothing about what a kernel does."""
+RETURNED = "mlirc.returned"
 
 
 @dataclass
@@ -234,6 +237,8 @@ class _Body:
                 strides = self.layouts.of(outer.result_strides[ir.IntegerAttr(write["mlirc.write"]).value]).strides
             result_strides.append(texts(self._describe(strides)))
         self.overwrites = overwritten(stored)
+        product = any(st.kind(op) == "contraction" for op in members)
+        returned = [n for n, v in enumerate(stored) if product and matters_if_returned(v) and _only_returned(v)]
         # Sizes that follow from no operand's: a kernel does no arithmetic on sizes, they become arguments.
         self.computed: dict[ir.Operation, ir.Attribute] = {}
         for op in members:
@@ -253,6 +258,8 @@ class _Body:
                 f.operation.attributes["mlirc.result_strides"] = ir.ArrayAttr.get(result_strides)
                 if self.overwrites:
                     f.operation.attributes[OVERWRITES] = ir.UnitAttr.get()
+                if returned:
+                    f.operation.attributes[RETURNED] = ir.DenseI64ArrayAttr.get(returned)
                 block = f.add_entry_block()
         self.map: dict[ir.Value, ir.Value] = dict(zip(self.tensors, block.arguments))
         self.index_arguments = dict(zip(self.indices, list(block.arguments)[len(self.tensors) :]))
@@ -328,6 +335,12 @@ class _Body:
     def add_origin(self, other: "_Body") -> None:
         """Fuse the locations of a body that has the same text into this one's."""
         fuse_locations(self.module.operation, other.module.operation)
+
+
+def _only_returned(value: ir.Value) -> bool:
+    """Whether nothing looks at a tensor, or at views of it, but the end of the graph."""
+    users = [st.in_function(use.owner) for use in value.uses]
+    return all(op.name == "func.return" or st.kind(op) == "view" and _only_returned(op.results[0]) for op in users)
 
 
 def fuse_locations(mine: ir.Operation, theirs: ir.Operation) -> None:

@@ -154,11 +154,11 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], kernel: KernelFun
     if "streams" not in fields:
         new = replace(new, streams=tiles.streams(_fetched_lines(new)) if new.tiles and new.fetch_ahead else 1)
     if "results_ahead" not in fields:
-        new = replace(new, results_ahead=new.results_ahead and new.in_rows)
+        new = replace(new, results_ahead=new.results_ahead and _looks_ahead(new))
     if "rows_ahead" not in fields:
         new = replace(new, rows_ahead=new.rows_ahead if _fetches_rows(kernel, new) else None)
     if "reads_ahead" not in fields:
-        new = replace(new, reads_ahead=new.reads_ahead and _reads_ahead(new))
+        new = replace(new, reads_ahead=new.reads_ahead and _looks_ahead(new))
     if "overlapped" not in fields:
         new = replace(new, overlapped=new.overlapped and new.rows == 32 and not new.turned)
     return replace(new, short_rows=short_tiles(new.rows, new.columns), grain=grain)
@@ -219,16 +219,15 @@ def impossible(kernel: KernelFunction, target: Target, model: Strategy, s: Strat
         return "fetch_ahead=true is impossible for this kernel; valid: false (only products on tiles do so, and others with many packed panels)"
     if s.overlapped and (problem := _apart(kernel, s)):
         return f"overlapped=true is impossible for this kernel; valid: false ({problem})"
-    if s.results_ahead and (not s.in_rows or len(kernel.domain.siblings) > 1):
-        return "results_ahead=true is impossible for this kernel; valid: false (it wants sums in vector registers, no siblings, and neither turned nor depth)"
     if s.rows_ahead is not None and not (s.rows_ahead <= 2 and _fetches_rows(kernel, s)):
         valid = "1, 2 or none (levels of caches)" if _fetches_rows(kernel, s) else "none (it wants sums in vector registers, and rows that are read from end to end, or windows whose places have 32 bytes of channels side by side)"
         return f"rows_ahead={s.rows_ahead} is impossible for this kernel; valid: {valid}"
-    if s.reads_ahead and (not _reads_ahead(s) or len(kernel.domain.siblings) > 1 and not s.tiles):
-        return (
-            "reads_ahead=true is impossible for this kernel; valid: false (it wants tiles, no lines, and neither turned nor lanes_first, "
-            "or sums in vector registers, no siblings, and neither turned nor depth)"
-        )
+    for name in ("reads_ahead", "results_ahead"):
+        if getattr(s, name) and (not _looks_ahead(s) or len(kernel.domain.siblings) > 1):
+            return (
+                f"{name}=true is impossible for this kernel; valid: false (it wants tiles, no lines, and neither turned nor lanes_first, "
+                "or sums in vector registers, no siblings, and neither turned nor depth)"
+            )
     if s.near is not None and (s.tiles or s.dot is not None or s.row is None or s.lane is None or s.depth is not None or s.lanes_first):
         return "near is impossible for this kernel; valid: none (it wants rows and columns, and no tiles, depth or lanes_first)"
     if s.chunk is not None and (problem := _impossible_chunk(s)):
@@ -323,8 +322,8 @@ def _may_fetch(kernel: KernelFunction, target: Target, model: ContractionStrateg
     return model.dot is None and model.shared is None and may_fetch(kernel, roles(kernel), target, model.lanes)
 
 
-def _reads_ahead(s: ContractionStrategy) -> bool:
-    """Whether there is a place to fetch from what the epilogue reads."""
+def _looks_ahead(s: ContractionStrategy) -> bool:
+    """Whether there is a place to fetch from what the epilogue reads, or stores."""
     return not s.turned and s.lines is None and not s.lanes_first if s.tiles else s.in_rows
 
 

@@ -110,7 +110,8 @@ class ContractionStrategy:
     """The cache into which a register tile in vector registers fetches the rows that the next one reads, a line of each while it multiplies one;
     of a convolution, what these show of the image for the first time, a part at each place of a window."""
     results_ahead: bool = False
-    """Whether a register tile in vector registers fetches the lines that it will store, before its products."""
+    """Whether a register tile in vector registers fetches the lines that it will store, before its products; or the epilogue on AMX those
+    where the next lane block is stored, in the same rows."""
     row_tiles: int = 4
     """Register tiles of a parallel iteration, one below the other: they share a panel, or with `depth` a block of one."""
     grain: int = 1

@@ -6,6 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from ...dialects import builders
+from ...dialects.mlir import ir
+from ...lowering.caches import Caches
 from .. import structure as st
 from ..phases import phases
 from .common import LINE
@@ -28,6 +30,20 @@ in us, one core of an Emerald Rapids, whose third level reads 25 GB/s, and of a 
     64       9,727       4,565                7,131       4,618          6,902   3,953     4,499   3,872
    256      40,527      20,857               29,512      20,615
 """
+LARGE_OF_TILES, APART = 4 << 20, 2048
+"""The same for what products on AMX return, whose rows are so many bytes apart: the unit waits for stores, which wait for lines, and rows
+that are a multiple of 2048 bytes apart evict one another. In parts of the time of stores through the caches, on a Granite Rapids, by columns,
+the bytes of a row, and MB of results:
+
+    1024 behind 1024     2048     4    0.79          4096 behind 1024     8192    4    0.81
+    1024 behind 479      2048     4    0.65          8192 behind 2048    16384    8    0.79
+    2304 behind 768      4608     9    0.68          3072 behind  768     6144   12    0.70
+
+What the next kernel reads is another matter: its memory serves one kernel after the other, so that the caches have it (five perceptrons
+of 512 to 2048 rows, 768 to 1024 columns and up to 16 MB between two products take as long either way).
+"""
+ROWS_OF_SYMBOL = 512
+"""What a symbolic size is taken for, of a result that is returned."""
 WHY_STREAMED = "no cache has them when they are read, and a store past the caches does not read the line first"
 
 
@@ -53,12 +69,37 @@ def streamed_by_product(kernel: KernelFunction, plan: ContractionStrategy) -> li
     if plan.lane is None or plan.turned or plan.dot is not None or len(kernel.domain.siblings) > 1:
         return []
     walked, together = set(kernel.domain.rows), plan.lanes * plan.columns
-    return [n for n in _large(kernel) if _in_lines(kernel, n, plan.lane, walked, plan.lanes, together)]
+    large = _large(kernel)
+    if plan.tiles and plan.row is not None:
+        apart = {n: (_steps(kernel, n).get(plan.row) or 0) * _width(kernel, n) for n in kernel.returned}
+        large = [n for n in _large(kernel, LARGE_OF_TILES) if n in large or apart.get(n, 0) >= APART]
+    return [n for n in large if _in_lines(kernel, n, plan.lane, walked, plan.lanes, together)]
 
 
-def _large(kernel: KernelFunction) -> list[int]:
+def matters_if_returned(value: ir.Value) -> bool:
+    """Whether a product's result is so large that stores wait for its memory where that is new: as large as any second-level cache at least."""
+    return returned_bytes(value) >= Caches().second
+
+
+def returned_bytes(value: ir.Value) -> int:
+    """Of a result that is returned."""
+    sizes = [ROWS_OF_SYMBOL if n < 0 else n for n in st.shape(value)]
+    return math.prod(sizes) * builders.element_type(value).width // 8
+
+
+def _large(kernel: KernelFunction, least: int = LARGE) -> list[int]:
     """The results that no cache has later; quickly asked, since few kernels have any. What takes the place of an argument is in one already."""
-    return [] if kernel.overwrites else [n for n in range(len(kernel.results)) if _bytes(kernel, n) >= LARGE]
+    return [] if kernel.overwrites else [n for n in range(len(kernel.results)) if _bytes(kernel, n) >= least]
+
+
+def _steps(kernel: KernelFunction, n: int) -> dict[int, int | None]:
+    """Elements from place to place of a result along each class."""
+    return next((a.steps for a in kernel.accesses.items if a.store and a.value == kernel.results[n]), {})
+
+
+def _width(kernel: KernelFunction, n: int) -> int:
+    """Bytes of an element."""
+    return builders.element_type(kernel.results[n]).width // 8
 
 
 def _in_lines(kernel: KernelFunction, n: int, lane: int, walked: set[int], lanes: int, together: int | None) -> bool:
@@ -67,11 +108,11 @@ def _in_lines(kernel: KernelFunction, n: int, lane: int, walked: set[int], lanes
     steps = next((a.steps for a in kernel.accesses.items if a.store and a.value == kernel.results[n]), {})
     others = [steps.get(c, 0) for c in walked if c != lane]
     vectors = steps.get(lane) == 1 and all(s is not None and s % lanes == 0 for s in others)
-    lines = together is None or together * builders.element_type(kernel.results[n]).width // 8 % LINE == 0
+    lines = together is None or together * _width(kernel, n) % LINE == 0
     return n not in kernel.padded and vectors and lines
 
 
 def _bytes(kernel: KernelFunction, n: int) -> int:
     """Of a result; 0 where that is not known."""
     shape = st.shape(kernel.results[n])
-    return math.prod(shape) * (builders.element_type(kernel.results[n]).width // 8) if min(shape, default=0) >= 0 else 0
+    return math.prod(shape) * _width(kernel, n) if min(shape, default=0) >= 0 else 0

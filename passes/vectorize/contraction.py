@@ -326,10 +326,11 @@ class Contraction(Products):
         for n in sorted(set(self.outputs) - set(self.s.streamed)):
             producer = st.owner(self.k.results[n])
             assert producer is not None
-            vectors = max(LINE * 8 // (builders.element_type(self.k.results[n]).width * self.e.lanes), 1)
+            line = LINE * 8 // builders.element_type(self.k.results[n]).width
+            elements = len(lanes) * self.e.lanes if lanes[0].stride else 1
             for row in rows:
-                for lane in lanes[::vectors]:
-                    self._set(row, lane)
+                for j in range(0, elements, line):
+                    self._set(row, Index(self.e.math.add(lanes[0].base, j), lanes[0].stride))
                     self.e.fetch_for_store(self.out[n], self.k.place(n, self._result_point(producer), self.e.math))
 
     def _fetch_read(self, a: Access, ahead: int) -> None:

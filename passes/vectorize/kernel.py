@@ -8,6 +8,7 @@ from ...dialects.mlir import ir
 from ...errors import CompileError
 from .. import structure as st
 from ..domain import Domain, Invalid, analyse
+from ..outline import RETURNED
 from ..overwrite import OVERWRITES
 from ..padded import padded_results
 from ..ragged import one_group
@@ -53,6 +54,8 @@ class KernelFunction:
             raise CompileError(f"not a kernel: {e}") from e
         self.overwrites = OVERWRITES in attributes
         """Whether some of the results may lie in the memory of arguments, each element where that of the argument is."""
+        self.returned = st.integers(attributes[RETURNED]) if RETURNED in attributes else []
+        """The results of a product that nothing else in the graph reads, by their numbers: their memory is new in every call."""
         self._accesses: Accesses | None = None
         self.seen: tuple[int, int] | None = None
         """A class of which a part is walked in each call, and the size of the blocks that this consists of. Where it begins and ends, in blocks, are

@@ -463,6 +463,8 @@ class Tiles(Contraction):
             self._set(row, lanes[0])
             for a in reads_of_rows(self.k, self.r):
                 self._fetch_read(a, self.width)
+        if self.s.results_ahead:  # where the next lane block is stored, in the same row
+            self._fetch_results([row], [Index(self.e.math.add(lane.base, self.width), 1) for lane in lanes])
 
     def _loaded_sums(self, kind: ir.Type, at: Number) -> ir.Value:
         sums = super()._loaded_sums(kind, at)

@@ -67,6 +67,20 @@ def test_identical_layers_share_a_kernel():
     assert 'loc("sin_0")' in kernels[0].located and 'loc("sin_3")' in kernels[0].located
 
 
+def test_a_product_says_what_it_returns_if_that_is_large():
+    """What another kernel reads is no such thing, nor what is small or no product."""
+    wide, narrow = "tensor<1024x512xf32>", "tensor<1024x8xf32>"
+    body = matmul("%m", "%x", "%w", 1024, 512, 512) + matmul("%n", "%m", "%w", 1024, 512, 512)
+    body += matmul("%y", "%n", "%v", 1024, 512, 8) + generic("%p", [("%x", wide)], wide)
+    arguments = [("%x", wide), ("%w", "tensor<512x512xf32>"), ("%v", "tensor<512x8xf32>")]
+    _, read = outlined(function(arguments, body, [("%y", narrow), ("%p", wide)]))
+    assert not any("mlirc.returned" in k.text for k in read)
+    shown = "%s = tensor.expand_shape %n [[0], [1, 2]] output_shape [1024, 2, 256] : tensor<1024x512xf32> into tensor<1024x2x256xf32>\n"
+    body = matmul("%m", "%x", "%w", 1024, 512, 512) + matmul("%n", "%m", "%w", 1024, 512, 512) + shown
+    _, returned = outlined(function(arguments, body, [("%s", "tensor<1024x2x256xf32>")]))
+    assert ["mlirc.returned = array<i64: 0>" in k.text for k in returned] == [False, True]
+
+
 def test_other_strides_are_other_kernels():
     body = generic("%a", [("%x", T)], T) + generic("%b", [("%y", T)], T)
     arguments = [("%x", T), ("%y", T)]

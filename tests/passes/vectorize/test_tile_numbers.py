@@ -102,6 +102,8 @@ MODELS = [
     (_layers(torch.nn.Conv2d(3, 64, 1), torch.nn.Conv2d(64, 33, (3, 1), padding=(1, 0))), (1, 3, 12, 12)),
     (_layers(torch.nn.Conv2d(3, 544, 1), torch.nn.Conv2d(544, 16, (1, 3))), (1, 3, 5, 13)),  # a reduction in blocks
     (torch.nn.Conv2d(544, 16, (2, 3), padding=(0, 1)), (1, 544, 6, 14)),
+    (torch.nn.Linear(64, 1024), (2065, 64)),  # stored past the caches
+    (torch.nn.Linear(70, 1001), (1100, 70)),  # whose results are fetched
 ]
 
 

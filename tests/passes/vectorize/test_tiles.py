@@ -196,6 +196,33 @@ def test_what_an_epilogue_reads_of_rows_is_fetched_before(rows: int, columns: in
     assert any("prefetcht0" in part for part in epilogues) == ahead
 
 
+def large(rows: int, columns: int, returned: bool = True) -> str:
+    """`LINEAR` with a reduction of 96, and a result in f32 that is returned or goes to another kernel."""
+    text = LINEAR.replace("3x48x", f"{columns // 32}x48x").replace("70x96x", f"{rows}x96x").replace("70x80x", f"{rows}x{columns}x")
+    marks = ", mlirc.returned = array<i64: 0>" if returned else ""
+    return text.replace('[["80", "1"]]', f'[["{columns}", "1"]]{marks}')
+
+
+WITH_2_MB = dataclasses.replace(Target.parse("sapphirerapids"), caches=Caches(48 << 10, 12, 2 << 20))
+
+
+@pytest.mark.parametrize(("rows", "columns", "returned", "ahead"), [(512, 1056, True, True), (512, 1056, False, False), (512, 992, True, False), (30000, 32, True, False)])
+def test_lines_of_what_is_returned_are_fetched_a_lane_block_before(rows: int, columns: int, returned: bool, ahead: bool) -> None:
+    """Of 2 MB and more, by those that have another lane block: two lines of f32."""
+    functions = _asm(large(rows, columns, returned), target=WITH_2_MB)
+    assert f"results_ahead={ahead}" in functions["strategy"] and "streamed=[]" in functions["strategy"]
+    fetches = [int(at or 0) for at in re.findall(r"prefetchw\s+(-?\d*)\(", functions["k_tiles16"])]
+    assert (len(fetches) > 0 and len(fetches) % 2 == 0) == ahead and (not ahead or {b - a for a, b in zip(fetches[::2], fetches[1::2])} == {64})
+
+
+@pytest.mark.parametrize(("rows", "columns", "returned", "past"), [(1024, 1024, True, True), (1024, 1024, False, False), (1023, 1024, True, False), (4096, 480, True, False)])
+def test_what_is_returned_in_rows_far_apart_is_stored_past_the_caches(rows: int, columns: int, returned: bool, past: bool) -> None:
+    """Of 4 MB and more, where rows are 2 KB apart; lines that are not read before they are written are not fetched, either."""
+    functions = _asm(large(rows, columns, returned), target=WITH_2_MB)
+    assert f"streamed=[{'0' * past}]" in functions["strategy"] and ("vmovntps" in functions["k_tiles16"]) == past
+    assert f"results_ahead={returned and not past}" in functions["strategy"]
+
+
 def _loops(function: str) -> list[str]:
     """The innermost loops over k, by their products."""
     return [part for part in function.split("\n.L") if "tdpbf16ps" in part]
