@@ -28,6 +28,14 @@ instead of 1.19; 197 x 3072 x 768 takes 4.9 cut in four, and 5.6 as one."""
 LEAST_PANELS = FEW_PANELS
 """That pay for a copy of the rows, and for sums in memory: as on AMX, where it was measured."""
 
+FEW_TILES = 3
+"""Register tiles that want a panel to stay in the second level for them, beside the next one. Rows x reduction x 2048 columns in f32, with
+weights from memory, whole and cut, in ms on a Granite Rapids (2 MB); of 64 rows those that are not cut are 0 to 20% faster:
+
+    16 x 4096   4.07  3.65        16 x 6144    7.15  5.65        16 x 8192   11.4  7.3
+    32 x 4096   5.39  4.45        32 x 6144   10.4   6.8         32 x 8192   16.0  9.0
+"""
+
 PLAIN_ROW_TILES = 4
 """Row tiles of a parallel iteration where the reduction is not cut: some, so that a panel is read from cache."""
 
@@ -220,21 +228,24 @@ def cut(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches,
     least = min(size, LEAST_NEAR)
     why["depth"] = f"{least} rows have {least * row_bytes >> 10} KB, and the second-level cache keeps {resident >> 10} KB: "
     panels = -(-known(d.sizes[r.lane]) // width)  # type: ignore[index]
-    if size < 3 * rows or panels < LEAST_PANELS and length * step <= resident:
+    tiles, near = -(-size // rows), 2 * length * step + size * row_bytes
+    few = 1 < tiles <= FEW_TILES and near > resident
+    if not few and size < 3 * rows or panels < LEAST_PANELS and length * step <= resident:
         why["depth"] = f"{size} rows and {panels} panels are too few to share blocks"
         return Cut()
-    if length < LEAST_CUT or least * row_bytes <= resident and size * row_bytes <= resident * 3 // 2:
+    if length < LEAST_CUT or not few and least * row_bytes <= resident and size * row_bytes <= resident * 3 // 2:
         why["depth"] += f"not cut, as reductions below {LEAST_CUT} are not" if length < LEAST_CUT else "not cut"
         return Cut()
+    if few:
+        why["depth"] = f"a panel, the next one and {size} rows have {near >> 10} KB, and the second-level cache keeps {resident >> 10} KB from one tile to the next: "
     parts = -(-max(least * row_bytes, length * step) // blocks.rows_bytes(caches))
     depth = -(-length // parts // 16) * 16
-    tiles = -(-size // rows)
     tiles = -(-tiles // max(round(tiles * rows / LEAST_NEAR), 1))
     sums = tiles * rows * width * builders.element_type(op.results[0]).width // 8
     why["depth"] += f"a block of them {blocks.rows_bytes(caches) >> 10} KB"
     why["row_tiles"] = f"about {LEAST_NEAR} rows"
     why["group"] = f"of {panels} panels, which share the rows in cache: up to {SUM_BYTES >> 10} KB of sums"
-    copied = panels >= LEAST_PANELS and copies(kernel, r) and _contiguous(kernel, r) and same_cache_sets(kernel, r)
+    copied = not few and panels >= LEAST_PANELS and copies(kernel, r) and _contiguous(kernel, r) and same_cache_sets(kernel, r)
     why["rows_copied"] = "they lie a multiple of 4096 bytes apart, and would evict one another" if copied else "only rows that are contiguous and evict one another, for several panels, and no words"
     return Cut(tiles, depth, max(min(panels, SUM_BYTES // sums), 1), copied)
 

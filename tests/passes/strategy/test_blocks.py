@@ -56,6 +56,16 @@ def test_a_block_of_the_rows_is_a_fifth_of_the_second_level(second: int, m: int,
         assert s.rows == 13 and s.row_tiles * s.rows * s.group * 128 <= 512 << 10 and 4 * -(-m // (s.rows * s.row_tiles)) >= m // 32
 
 
+@pytest.mark.parametrize(("second", "m", "k", "cut"), [
+    (2 << 20, 16, 4096, True), (2 << 20, 32, 8192, True), (2 << 20, 39, 8192, True), (1 << 20, 32, 2048, True),
+    (2 << 20, 8, 8192, False), (2 << 20, 13, 14336, False), (2 << 20, 32, 2048, False), (2 << 20, 40, 4096, False),
+], ids=["two tiles", "three", "three whole", "a smaller cache", "one", "one whole", "short", "four"])  # fmt: skip
+def test_a_panel_that_few_tiles_read_stays_in_the_second_level(second: int, m: int, k: int, cut: bool) -> None:
+    """With the next one, which is fetched, and the rows; those are too few to be copied."""
+    s = choice(linear(m, k, 1024), Caches(second=second, first_ways=16))
+    assert (s.depth is not None) == cut and not s.rows_copied and ("a panel, the next one" in s.why["depth"]) == cut
+
+
 def test_few_panels_or_unknown_rows_are_not_cut():
     assert choice(linear(512, 4096, 96), Caches()).depth is None
     assert "too few" in choice(linear(512, 4096, 96), Caches()).why["depth"]
