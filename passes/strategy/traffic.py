@@ -29,12 +29,7 @@ LEAST_PANELS = FEW_PANELS
 """That pay for a copy of the rows, and for sums in memory: as on AMX, where it was measured."""
 
 FEW_TILES = 3
-"""Register tiles that want a panel to stay in the second level for them, beside the next one. Rows x reduction x 2048 columns in f32, with
-weights from memory, whole and cut, in ms on a Granite Rapids (2 MB); of 64 rows those that are not cut are 0 to 20% faster:
-
-    16 x 4096   4.07  3.65        16 x 6144    7.15  5.65        16 x 8192   11.4  7.3
-    32 x 4096   5.39  4.45        32 x 6144   10.4   6.8         32 x 8192   16.0  9.0
-"""
+"""Register tiles whose rows are too few to be copied."""
 
 PLAIN_ROW_TILES = 4
 """Row tiles of a parallel iteration where the reduction is not cut: some, so that a panel is read from cache."""
@@ -214,7 +209,13 @@ class Cut:
 
 
 def cut(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches, why: dict[str, str]) -> Cut:
-    """Blocks of the reduction where the second-level cache has room for too few whole rows, and what they share."""
+    """Blocks of the reduction where the second-level cache has no room for the rows and a panel, which all register tiles read, beside the next
+    one, and what they share. In f32, with weights from memory, whole and cut, in ms on a Granite Rapids (2 MB):
+
+        16 x 4096 x 2048   4.07  3.65        48 x 3072 x  768    1.70  1.58        64 x 2048 x 2048   3.50  3.40
+        32 x 4096 x 2048   5.39  4.45        48 x 4096 x 2048    6.52  5.38        64 x 3072 x 3072   8.91  7.81
+        16 x 8192 x 2048   11.4   7.3        32 x 8192 x 2048    16.0   9.0       128 x 2048 x 2048   6.69  6.35
+    """
     d, op = kernel.domain, kernel.domain.anchor
     step = panel_step(kernel, r, width)
     if step is None or op is None or len(d.siblings) > 1:
@@ -226,26 +227,23 @@ def cut(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches,
     image = op.operands[r.along_rows]
     row_bytes, resident = length * builders.element_type(image).width // 8, blocks.resident(caches)
     least = min(size, LEAST_NEAR)
-    why["depth"] = f"{least} rows have {least * row_bytes >> 10} KB, and the second-level cache keeps {resident >> 10} KB: "
     panels = -(-known(d.sizes[r.lane]) // width)  # type: ignore[index]
-    tiles, near = -(-size // rows), 2 * length * step + size * row_bytes
-    few = 1 < tiles <= FEW_TILES and near > resident
-    if not few and size < 3 * rows or panels < LEAST_PANELS and length * step <= resident:
+    tiles, together = -(-size // rows), 2 * length * step + least * row_bytes
+    why["depth"] = f"a panel, the next one and {least} rows have {together >> 10} KB, and the second-level cache keeps {resident >> 10} KB from one tile to the next: "
+    if tiles == 1 or panels < LEAST_PANELS and length * step <= resident:
         why["depth"] = f"{size} rows and {panels} panels are too few to share blocks"
         return Cut()
-    if length < LEAST_CUT or not few and least * row_bytes <= resident and size * row_bytes <= resident * 3 // 2:
+    if length < LEAST_CUT or together <= resident:
         why["depth"] += f"not cut, as reductions below {LEAST_CUT} are not" if length < LEAST_CUT else "not cut"
         return Cut()
-    if few:
-        why["depth"] = f"a panel, the next one and {size} rows have {near >> 10} KB, and the second-level cache keeps {resident >> 10} KB from one tile to the next: "
     parts = -(-max(least * row_bytes, length * step) // blocks.rows_bytes(caches))
     depth = -(-length // parts // 16) * 16
-    tiles = -(-tiles // max(round(tiles * rows / LEAST_NEAR), 1))
+    in_all, tiles = tiles, -(-tiles // max(round(tiles * rows / LEAST_NEAR), 1))
     sums = tiles * rows * width * builders.element_type(op.results[0]).width // 8
     why["depth"] += f"a block of them {blocks.rows_bytes(caches) >> 10} KB"
     why["row_tiles"] = f"about {LEAST_NEAR} rows"
     why["group"] = f"of {panels} panels, which share the rows in cache: up to {SUM_BYTES >> 10} KB of sums"
-    copied = not few and panels >= LEAST_PANELS and copies(kernel, r) and _contiguous(kernel, r) and same_cache_sets(kernel, r)
+    copied = in_all > FEW_TILES and panels >= LEAST_PANELS and copies(kernel, r) and _contiguous(kernel, r) and same_cache_sets(kernel, r)
     why["rows_copied"] = "they lie a multiple of 4096 bytes apart, and would evict one another" if copied else "only rows that are contiguous and evict one another, for several panels, and no words"
     return Cut(tiles, depth, max(min(panels, SUM_BYTES // sums), 1), copied)
 
