@@ -230,7 +230,7 @@ def cut(kernel: KernelFunction, r: Roles, rows: int, width: int, caches: Caches,
     panels = -(-known(d.sizes[r.lane]) // width)  # type: ignore[index]
     tiles, together = -(-size // rows), 2 * length * step + least * row_bytes
     why["depth"] = f"a panel, the next one and {least} rows have {together >> 10} KB, and the second-level cache keeps {resident >> 10} KB from one tile to the next: "
-    if tiles == 1 or panels < LEAST_PANELS and length * step <= resident:
+    if tiles < 2 or panels < LEAST_PANELS and length * step <= resident:
         why["depth"] = f"{size} rows and {panels} panels are too few to share blocks"
         return Cut()
     if length < LEAST_CUT or together <= resident:

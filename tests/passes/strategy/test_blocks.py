@@ -58,8 +58,8 @@ def test_a_block_of_the_rows_is_a_fifth_of_the_second_level(second: int, m: int,
 
 @pytest.mark.parametrize(("second", "m", "k", "cut", "copied"), [
     (2 << 20, 16, 4096, True, False), (2 << 20, 39, 8192, True, False), (1 << 20, 32, 2048, True, False), (2 << 20, 64, 3072, True, True),
-    (2 << 20, 13, 14336, False, False), (2 << 20, 32, 2048, False, False), (2 << 20, 48, 2048, False, False), (4 << 20, 64, 3072, False, False),
-], ids=["two tiles", "three", "a smaller cache", "many", "one", "short", "few", "a larger cache"])  # fmt: skip
+    (2 << 20, 0, 14336, False, False), (2 << 20, 13, 14336, False, False), (2 << 20, 32, 2048, False, False), (2 << 20, 48, 2048, False, False), (4 << 20, 64, 3072, False, False),
+], ids=["two tiles", "three", "a smaller cache", "many", "none", "one", "short", "few", "a larger cache"])  # fmt: skip
 def test_a_panel_that_several_tiles_read_stays_in_the_second_level(second: int, m: int, k: int, cut: bool, copied: bool) -> None:
     """With the next one, which is fetched, and the rows; those of few tiles are not copied."""
     s = choice(linear(m, k, 1024), Caches(second=second, first_ways=16))
