@@ -77,7 +77,8 @@ def streamed_by_product(kernel: KernelFunction, plan: ContractionStrategy) -> li
 
 
 def matters_if_returned(value: ir.Value) -> bool:
-    """Whether a product's result is so large that stores wait for its memory where that is new: as large as any second-level cache at least."""
+    """Whether a product's result is so large that it may matter whether its memory is new: no smaller than the second-level caches of CPUs
+    with AVX-512. Kernels of others are the same whether they are the last of a graph or not."""
     return returned_bytes(value) >= Caches().second
 
 
