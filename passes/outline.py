@@ -30,6 +30,7 @@ SYMBOL = "kernel"
 _OF_THE_GRAPH = ("mlirc.group", "mlirc.unfused", "mlirc.write", OVERWRITES, "mlirc.apart", "mlirc.whole", "mlirc.stored", "mlirc.in_order", PITCH)
 """Attributes that say nothing about what a kernel does."""
 RETURNED = "mlirc.returned"
+"""Of a kernel of a product: the numbers of its large results that nothing in the graph reads."""
 
 
 @dataclass
