@@ -19,7 +19,7 @@ from . import tiles
 from .ahead import follows_rows, windows_of
 from .common import LINE, PACKED_COLUMNS, known, lanes, product
 from .contractions import ContractionStrategy
-from .fetching import MOST_DISTANCE, distance, level, may_fetch
+from .fetching import MOST_DISTANCE, MOST_STREAMS, distance, level, may_fetch, streams
 from .heights import short_tiles
 from .loops import LoopStrategy
 from .rows import most_joined, rows_together
@@ -146,13 +146,13 @@ def _replaced(strategy: Strategy, fields: Mapping[str, Value], kernel: KernelFun
     new = replace(new, apart=most_apart(new.steps, target.vector_registers))
     in_vectors = new.fetch_ahead and not new.tiles
     if "fetch_level" not in fields and new.fetch_ahead != strategy.fetch_ahead:
-        new = replace(new, fetch_level=level(target, 1 if new.row is None else kernel.domain.sizes[new.row])[0] if in_vectors else 2)
+        new = replace(new, fetch_level=level(target, _size(kernel, new))[0] if in_vectors else 2)
     if "fetch_distance" not in fields:
         new = replace(new, fetch_distance=distance(target, new.fetch_level) if in_vectors else 0)
     if not in_vectors or "fetch_level" in fields:
         new = replace(new, few_rows=0, few_distance=0)
     if "streams" not in fields:
-        new = replace(new, streams=tiles.streams(_fetched_lines(new)) if new.tiles and new.fetch_ahead else 1)
+        new = replace(new, streams=_streams(kernel, target, new))
     if "results_ahead" not in fields:
         new = replace(new, results_ahead=new.results_ahead and _looks_ahead(new))
     if "rows_ahead" not in fields:
@@ -175,6 +175,28 @@ def _follow(s: LoopStrategy, fields: Mapping[str, Value], kernel: KernelFunction
 
 def _without_steps(s: ContractionStrategy) -> bool:
     return s.tiles or s.dot is not None
+
+
+def _streams(kernel: KernelFunction, target: Target, s: ContractionStrategy) -> int:
+    if not s.fetch_ahead:
+        return 1
+    return tiles.streams(_fetched_lines(s)) if s.tiles else streams(target, _size(kernel, s), s.rows)[0]
+
+
+def _size(kernel: KernelFunction, s: ContractionStrategy) -> object:
+    """The number of rows: an int or a symbol."""
+    return 1 if s.row is None else kernel.domain.sizes[s.row]
+
+
+def _most_streams(kernel: KernelFunction, s: ContractionStrategy) -> tuple[int, str]:
+    """In which a product may fetch, and of what."""
+    size = _size(kernel, s)
+    if not s.fetch_ahead:
+        return 1, "nothing is fetched so"
+    if s.tiles:
+        return _fetched_lines(s), "lines of a step"
+    alone = size <= s.rows if isinstance(size, int) else s.few_rows > 0
+    return (MOST_STREAMS, "parts of the next panel") if alone else (1, "of a single register tile alone")
 
 
 def _fetched_lines(s: ContractionStrategy) -> int:
@@ -275,7 +297,7 @@ def _ranges(kernel: KernelFunction, target: Target, model: ContractionStrategy, 
     out["steps"] = (1, 1, "of register tiles of vectors") if _without_steps(s) else (1, MOST_STEPS, "steps in an iteration")
     out["fetch_level"] = (1, 2, "levels of caches") if s.fetch_ahead and not s.tiles else (2, 2, "nothing is fetched so")
     out["fetch_distance"] = (LINE, MOST_DISTANCE, "bytes") if s.fetch_ahead and not s.tiles else (0, 0, "nothing is fetched so")
-    out["streams"] = (1, _fetched_lines(s), "lines of a step") if s.tiles and s.fetch_ahead else (1, 1, "nothing is fetched so")
+    out["streams"] = (1, *_most_streams(kernel, s))
     grouped = s.chunk is not None if s.tiles else s.depth is not None
     out["group"] = (1, tiles.MOST_PANELS, "lane blocks") if grouped else (1, 1, f"without {'chunk' if s.tiles else 'depth'}")
     return out

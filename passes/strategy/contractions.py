@@ -92,7 +92,7 @@ class ContractionStrategy:
     """Up to so many rows, where their number is a symbol, it fetches into the first-level cache, `few_distance` bytes ahead."""
     few_distance: int = 0
     streams: int = 1
-    """In which a step's lines are fetched ahead on AMX, side by side."""
+    """In which a step's lines are fetched ahead on AMX, side by side; elsewhere, with more than one, those of the next panel by a single register tile."""
     steps: int = 1
     """Of the reduction in an iteration, where no rows may be missing."""
     apart: int = 0
@@ -226,7 +226,7 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     if not cut.rows_copied:
         rows = rows_of_tile(copied=False)
         cut = traffic.cut(kernel, r, rows, width, target.caches, s.why)
-    level, distance = 2, 0
+    level, distance, panel_streams = 2, 0, 1
     if fetch:
         size = 1 if r.row is None else kernel.domain.sizes[r.row]
         level, s.why["fetch_level"] = fetching.level(target, size)
@@ -235,7 +235,8 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
             s.why["few_rows"] = "alone, they have room in the first-level cache beside what is fetched"
             s = replace(s, few_rows=few, few_distance=fetching.distance(target, 1))
         s.why["fetch_ahead"] = "panels may come from beyond the second-level cache: each is fetched while the one before is read"
-        s.why["fetch_distance"] = "bytes, where the rows are a single register tile"
+        s.why["fetch_distance"] = "bytes, where the rows are a single register tile, in one stream"
+        panel_streams, s.why["streams"] = fetching.streams(target, size, rows)
     first, s.why["lanes_first"] = traffic.lanes_first(kernel, r, width, target.caches)
     if shared is not None:
         s.why["shared"] = "neighbouring rows see the same elements through different taps: each is loaded once"
@@ -252,7 +253,7 @@ def _in_registers(kernel: KernelFunction, r: Roles, target: Target, s: Contracti
     apart = most_apart(steps, target.vector_registers)
     if sets_of_sums(steps, rows * columns, apart) > 1:
         s.why["apart"] = f"{rows * columns} sums wait for one another: more of them do not"
-    return replace(s, rows=rows, columns=columns, shared=shared, lanes_first=first, fetch_ahead=fetch, fetch_level=level, fetch_distance=distance, steps=steps, apart=apart, **around)
+    return replace(s, rows=rows, columns=columns, shared=shared, lanes_first=first, fetch_ahead=fetch, fetch_level=level, fetch_distance=distance, streams=panel_streams, steps=steps, apart=apart, **around)
 
 
 def _rows(kernel: KernelFunction, r: Roles, limit: int, low: int, reason: str, why: dict[str, str], high: bool = False) -> int:

@@ -14,6 +14,7 @@ from .lanes import Index, Number
 from .nest import either, less
 
 if TYPE_CHECKING:
+    from .memory import Memory
     from .products import Products
 
 FETCH_STEPS = 4
@@ -46,7 +47,8 @@ def fetching_panel(p: Products, rows: list[Index], lane: Index) -> Callable[[Num
     read this one has its rows' share of the lines, and some of those for a few steps.
 
     All lines by the first tile, two a step, come no sooner, and what the products need waits behind them: 128 x 768 x 3072 takes 3.6 ms
-    then on a Granite Rapids, instead of 3.05. A single tile fetches what lies further ahead in the stream of all panels (`_alone`).
+    then on a Granite Rapids, instead of 3.05. A single tile (`_alone`) fetches what lies further ahead in the stream of all panels, or all
+    lines of the next one, from several places (`_in_streams`).
     """
     m, (first, count), (begin, end) = p.e.math, p.reading, p.walked(p.r.reductions[0])
     p.env[p.r.reductions[0]] = Index(begin)
@@ -57,6 +59,9 @@ def fetching_panel(p: Products, rows: list[Index], lane: Index) -> Callable[[Num
     lines = FETCH_STEPS * st.shape(p.op.operands[number])[2] * p.each_step // line
     whole = m.floordiv(m.add(m.mul(steps, lines), FETCH_STEPS - 1), FETCH_STEPS)
     alone, few = _alone(p, count), len(rows) <= p.s.few_rows and m.at_most(count, p.s.few_rows)
+    in_streams = _in_streams(p, place, m.add(at.base, p.following(m.mul(whole, line), place.strides[0])), steps, lines) if p.s.streams > 1 else None
+    if in_streams is not None and alone is True:
+        return lambda i: in_streams(m.sub(i, begin), p.s.fetch_level)
     count = m.chosen(alone, 1, count)
     of_row = m.maximum(m.floordiv(whole, count), m.floordiv(m.floordiv(steps, FETCH_STEPS), p.s.rows))
     each = m.minimum(m.floordiv(m.add(m.sub(count, 1), lines * len(rows)), count), lines)
@@ -92,10 +97,32 @@ def fetching_panel(p: Products, rows: list[Index], lane: Index) -> Callable[[Num
         def by_rows() -> None:
             less(p.e, m.mul(done, each), left, lambda: some(0, 1))
 
+        def by_one() -> None:
+            if in_streams is not None:
+                in_streams(done, 1)
+            else:
+                for k in range(lines):
+                    line_at(k, 1)
+
         if few is False:
             by_rows()
         else:
-            either(p.e, few, lambda: [line_at(k, 1) for k in range(lines)], by_rows)
+            either(p.e, few, by_one, by_rows)
+
+    return fetch
+
+
+def _in_streams(p: Products, place: Memory, start: Number, steps: Number, lines: int) -> Callable[[Number, int], None]:
+    """What fetches, `done` steps of the reduction from its beginning, as many lines of the panel at `start` as a few steps read, into a level
+    of the caches: each stream is a part of the panel."""
+    m, line, each = p.e.math, LINE * 8 // place.element.width, -(-lines // p.s.streams)
+    part = m.mul(m.floordiv(m.add(m.mul(steps, each), FETCH_STEPS - 1), FETCH_STEPS), line)
+
+    def fetch(done: Number, level: int) -> None:
+        at = m.add(start, m.mul(m.mul(done, each), line // FETCH_STEPS))
+        for stream in range(p.s.streams):
+            for k in range(each):
+                memref.prefetch(place.buffer, [m.value(m.add(at, m.add(m.mul(part, stream), k * line)))], False, 4 - level, True)
 
     return fetch
 

@@ -201,6 +201,8 @@ def test_tiles_have_the_shapes_of_tile_registers():
         (image(14, 16), "lines=none", "rows=32 is impossible .* valid: 14 .there are 14 rows"),
         (LINEAR, "streams=12", "streams=12 is impossible .* valid: 1 to 11 .lines of a step"),
         (LINEAR, "streams=2, fetch_ahead=false", "streams=2 is impossible .* valid: 1 .nothing is fetched"),
+        (streamed(4, 768), "streams=9", "streams=9 is impossible .* valid: 1 to 8 .parts of the next panel"),
+        (streamed(64, 768), "streams=2", "streams=2 is impossible .* valid: 1 .of a single register tile alone"),
     ],
 )
 def test_what_tiles_cannot_do(text, pin, said):
@@ -216,6 +218,11 @@ def test_what_tiles_cannot_do(text, pin, said):
 def test_how_far_is_fetched_follows_the_level(rows, cpu, pin, fetched):
     new = change(streamed(rows, 768, 16 if cpu == "znver3" else 32), pin, cpu)
     assert (new.fetch_level, new.fetch_distance) == fetched
+
+
+@pytest.mark.parametrize("pin, streams", [("grain=1", 2), ("rows=2", 1), ("fetch_ahead=false", 1), ("rows=2, streams=1", 1), ("streams=4", 4)])
+def test_streams_of_a_panel_follow_from_the_register_tiles_that_read_it(pin, streams):
+    assert change(streamed(4, 768, 16), pin, "znver3").streams == streams
 
 
 def test_what_was_measured_and_is_impossible_is_left_out():

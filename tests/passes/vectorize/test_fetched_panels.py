@@ -28,7 +28,8 @@ def test_a_fetching_product_of_unknown_rows_spills_nothing(k: int) -> None:
 def test_what_is_fetched_changes_no_result(k: int, rows: int, target: str, width: int) -> None:
     x, w = arrays((rows, k), (768, k))
     panels = np.ascontiguousarray(w.reshape(768 // width, width, k).transpose(0, 2, 1))
-    for run, more in ((built(streamed(rows, k, width), target), ()), (built(streamed("?", k, width), target), (rows,))):
+    in_streams = "streams=3" if target == "x86-64-v3" and 1 < rows <= 6 else ""
+    for run, more in ((built(streamed(rows, k, width), target, in_streams), ()), (built(streamed("?", k, width), target), (rows,))):
         got = padded(np.zeros((rows, 768), np.float32))
         assert run(x, panels, *more, got) == 0
         np.testing.assert_allclose(got, x @ w.T, rtol=1e-3, atol=1e-3)
@@ -70,6 +71,30 @@ def test_few_of_any_number_of_rows_fetch_into_the_first_level_of_an_older_cpu_of
     branches = texts["vector"].split("scf.if")
     assert sorted(b.count("locality<3>") for b in branches if "locality<3>" in b) == [8] * 6
     assert texts["asm"].count("prefetcht0") == 6 * 8 and not re.search(SPILL, texts["asm"])
+
+
+@pytest.mark.parametrize("cpu, pin, apart", [
+    ("znver3", "", [0, 1, 384, 385]), ("znver3", "streams=4", [0, 192, 384, 576]), ("znver3", "streams=3", [0, 1, 384, 385, 768, 769]),
+    ("x86-64-v3", "streams=2", [0, 1, 384, 385]),
+], ids=["halves", "pinned", "more than the panel", "elsewhere"])  # fmt: skip
+def test_a_single_register_tile_fetches_the_next_panel_in_streams(cpu: str, pin: str, apart: list[int]) -> None:
+    """Lines from the first one that is fetched with four steps; a panel of 768 x 16 has 768."""
+    asm = stages(streamed(4, 768, 16), cpu, pin)["asm"]
+    places = [int(place or 0) for place in re.findall(r"prefetcht\d\t(-?\d*)\(", asm)]
+    assert [(place - min(places)) // 64 for place in sorted(places)] == apart and not re.search(SPILL, asm)
+
+
+@pytest.mark.parametrize("rows, fetched", [(6, 4), (7, 6), ("?", 6 * 4)])
+def test_several_register_tiles_fetch_the_next_panel_in_one_stream(rows: int | str, fetched: int) -> None:
+    """A single one fetches four lines with as many steps, of any of six heights, in a branch where the number of rows is a symbol; of seven rows a tile of four does three, one of three as many."""
+    texts = stages(streamed(rows, 768, 16), "znver3")
+    assert f"streams={2 if rows != 7 else 1}," in texts["strategy"]
+    assert texts["asm"].count("prefetcht0" if rows != 7 else "prefetcht1") == fetched and not re.search(SPILL, texts["asm"])
+
+
+@pytest.mark.parametrize("cpu", ["znver4", "znver5", "sapphirerapids", "x86-64-v3"])
+def test_what_was_measured_elsewhere_is_fetched_ahead_in_one_stream(cpu: str) -> None:
+    assert "fetch_ahead=True" in (text := stages(streamed(4, 768, 16 if cpu == "x86-64-v3" else 32), cpu)["strategy"]) and "streams=1," in text
 
 
 def test_long_reductions_of_few_rows_read_panels_from_end_to_end() -> None:
