@@ -13,6 +13,7 @@ from .adjust import MODEL, Adjustment, Pin, adjusted, parse_pins, pinned
 from .chains import ChainStrategy
 from .contractions import ContractionStrategy, contraction, pack_shape
 from .loops import LANE_CHUNK, LoopStrategy, loops, margins, transposes
+from .rows import WINDOW
 from .scatter import bucket, scan, scatter, segments, why_in_order
 from .stage import staged
 
@@ -65,6 +66,7 @@ __all__ = [
     "LoopStrategy",
     "Pin",
     "Strategy",
+    "WINDOW",
     "adjusted",
     "margins",
     "pack_shape",

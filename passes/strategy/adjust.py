@@ -402,7 +402,7 @@ def _impossible_loops(kernel: KernelFunction, target: Target, model: LoopStrateg
         return f"lanes={s.lanes} is impossible for this kernel, which transposes or interleaves in registers; valid: {model.lanes}"
     rows = most_joined(kernel, s.lanes) if model.rows > 1 and s.staged is None and s.split is None else 1
     if s.joined > rows:
-        valid = f"1 to {rows}" if rows > 1 else "1 (it wants rows of known length, reduced along the lanes)"
+        valid = f"1 to {rows}" if rows > 1 else "1 (it wants rows of known length, reduced along the lanes, or that share what is read along these)"
         return f"joined={s.joined} is impossible for this kernel; valid: {valid}"
     if s.stores_together and (s.rows == 1 or s.joined > 1 or len(s.inner) != 1):
         return "stores_together=true is impossible for this kernel; valid: false (it wants rows that are computed together, reduced along one class)"

@@ -11,7 +11,7 @@ from .. import structure as st
 from ..phases import phases
 from .common import OF_HALVES, fills_halves, grain, has_functions, why_grain, why_lanes
 from .keep import copied, kept
-from .rows import even, rows_side_by_side, rows_together, widened_for_all_rows
+from .rows import even, rows_side_by_side, rows_that_share, rows_together, widened_for_all_rows
 from .split import split
 from .stage import staged, staged_along
 from .stream import WHY_STREAMED, streamed_by_loops
@@ -139,6 +139,11 @@ def loops(kernel: KernelFunction, target: Target) -> LoopStrategy:
     elif plan.rows > 1 and plan.serial:
         plan.rows = even(w.size(plan.serial[-1]), plan.rows)
         plan.joined = min(plan.joined, plan.rows)
+    elif (together := rows_that_share(w, plan)) > 1:
+        plan.rows = plan.joined = together
+        work *= 1 if plan.serial else together
+        plan.unroll = max(plan.unroll // together, 1)
+        why["joined"] = "what all rows read is the same, and its elements are apart: they are put together in vectors once"
     plan.combined = -(-plan.rows // 2)
     plan.grain = grain(work)
     why.update(why_grain(work))

@@ -30,6 +30,7 @@ from .siblings import vectorize_siblings
 from .split import vectorize_split
 from .tiles import vectorize_tiles
 from .turned import vectorize_turned
+from .unroll_and_jam import vectorize_unroll_and_jam
 
 PASS_NAME = "mlirc-vectorize"
 
@@ -69,7 +70,8 @@ def _vectorize(kernel: KernelFunction, strategy: Strategy, symbol: str) -> ir.Mo
             if strategy.split is not None:
                 return vectorize_split(kernel, strategy, symbol)
             if strategy.joined > 1:
-                return vectorize_joined_rows(kernel, strategy, symbol)
+                join = vectorize_joined_rows if strategy.lane in strategy.inner else vectorize_unroll_and_jam
+                return join(kernel, strategy, symbol)
             if strategy.rows > 1:
                 return vectorize_rows(kernel, strategy, symbol)
             return vectorize_loops(kernel, strategy, symbol)
