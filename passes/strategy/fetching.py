@@ -105,14 +105,15 @@ def streams(target: Target, size: object, rows: int) -> tuple[int, str]:
         4 x 3072 x  768      813   693   687
         4 x 2048 x 2048     1385  1224  1147
 
-    Compiled with one and with two, 3 to 6 rows of these shapes take 0.88 of the time from memory (geometric mean; 4 x 2048 x 2048 1437 and 1252).
+    Compiled, with one, two and four, from memory: 3 x 768 x 3072 612, 564 and 520, 4 x 2048 x 2048 944, 898 and 846, 6 x 2048 x 2048 935, 835 and
+    840; from the third level 0.95 to 1.1 of the time with one.
     Several tiles share a panel, and gain nothing: 8 x 768 x 3072 takes 1007, 978 and 1021.
     """
     if isinstance(size, int) and size > rows:
         return 1, "several tiles fetch the next panel"
     if not levels_compete(target) or target.has_avx512:
         return 1, "what lies ahead"
-    return 2, "halves of the next panel of a single tile: the CPU's own prefetchers run ahead in both"
+    return 4, "quarters of the next panel of a single tile: the CPU's own prefetchers run ahead in all of them"
 
 
 def levels_compete(target: Target) -> bool:

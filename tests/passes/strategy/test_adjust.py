@@ -220,7 +220,7 @@ def test_how_far_is_fetched_follows_the_level(rows, cpu, pin, fetched):
     assert (new.fetch_level, new.fetch_distance) == fetched
 
 
-@pytest.mark.parametrize("pin, streams", [("grain=1", 2), ("rows=2", 1), ("fetch_ahead=false", 1), ("rows=2, streams=1", 1), ("streams=4", 4)])
+@pytest.mark.parametrize("pin, streams", [("grain=1", 4), ("rows=2", 1), ("fetch_ahead=false", 1), ("rows=2, streams=1", 1), ("streams=2", 2)])
 def test_streams_of_a_panel_follow_from_the_register_tiles_that_read_it(pin, streams):
     assert change(streamed(4, 768, 16), pin, "znver3").streams == streams
 
