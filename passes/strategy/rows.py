@@ -146,7 +146,8 @@ def rows_that_share(w: Walk, plan: LoopStrategy) -> int:
     alone = plan.transposed is None and plan.staged is None and plan.interleaved is None and not plan.keep and not plan.copied
     if w.horizontal or w.lane is None or c is None or not plan.parallel or not alone or d.kind not in ("loops", "rows"):
         return 1
-    if not w.fixed_inner or w.product(w.inner) > WINDOW or len(phases(d, w.kernel.results).walks) > 1 or c in acc.fixed:
+    walks = phases(d, w.kernel.results).walks
+    if not w.fixed_inner or w.product(w.inner) > WINDOW or len(walks) > 1 or any(walk.stores for walk in walks) or c in acc.fixed:
         return 1
     apart = [a for a in acc.items if not a.store and a.steps.get(w.lane, 0) not in (0, 1)]
     return even(max(w.size(c), 1), JAMMED) if any(a.steps.get(c, 0) == 0 and c not in a.gathered for a in apart) else 1

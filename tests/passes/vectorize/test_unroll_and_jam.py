@@ -56,6 +56,22 @@ def test_rows_share_what_lies_apart(place: str, joined: int) -> None:
     assert f"joined={joined}," in stages(kernel([("%x", f"tensor<{size}xf32>")], body, [("%r", "tensor<64x64xf32>")], [[64, 1]]), "znver3")["strategy"]
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_stored_with_a_sum_in_place(target: str) -> None:
+    """The row that takes the place of those that are missing is not read again after it is stored."""
+    t, y, row = "tensor<5x3x40xf32>", "tensor<40x3xf32>", "tensor<5x40xf32>"
+    body = generic("%r", [("%x", t), ("%y", y)], t, ["i, k, j", "j, k", "i, k, j"], "arith.addf", loops="ikj")
+    body += generic("%s", [("%r", t)], row, ["i, k, j", "i, j"], "arith.addf", "prp", "ikj", "0.0")
+    text = kernel([("%x", t), ("%y", y)], body, [("%r", t), ("%s", row)], [[120, 40, 1], [40, 1]])
+    x, z = (rng.standard_normal(s).astype(np.float32) for s in ((5, 3, 40), (40, 3)))
+    x, out = padded(x), padded(np.zeros((5, 40), np.float32))
+    want = x + z.T
+    assert built(text, target)(x, z, x, out) == 0
+    np.testing.assert_allclose(x, want, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(out, want.sum(1), rtol=1e-5, atol=1e-5)
+    assert untouched(x) and untouched(out)
+
+
 @pytest.mark.parametrize("batch", [2, 100])
 @pytest.mark.parametrize("n", [4, 7])
 def test_rows_of_a_batch(batch: int, n: int) -> None:
