@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 from mlirc.lowering.codegen import own_process
-from mlirc.tests import overhead
+from mlirc.tests import overhead, sampling
 
 pytest.register_assert_rewrite("mlirc.tests.models")
 
@@ -20,6 +20,11 @@ def pytest_configure():
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     own_process()
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items):
+    sampling.mark_sweeps(items)
 
 
 def pytest_collection_finish():

@@ -93,6 +93,7 @@ EMPTY = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", EMPTY)
 def test_empty(name, dynamic):

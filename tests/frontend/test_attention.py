@@ -26,6 +26,7 @@ def heads(n: int, *, batch: int = 2, heads: int = 3, size: int = 16, dtype: torc
     return torch.randn(batch, n, heads, size, dtype=dtype).transpose(1, 2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("m,n", LENGTHS)
 def test_lengths(m: int, n: int, dtype: torch.dtype) -> None:
@@ -53,6 +54,7 @@ def test_masks(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     compare(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m, scale=0.3), q, k, v, torch.rand(shape) < 0.6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("m,n", [(1, 1), (1, 33), (3, 17), (33, 33), (17, 3)])
 @pytest.mark.parametrize("groups", [1, 2])
@@ -154,6 +156,7 @@ def test_gradients(dtype: torch.dtype) -> None:
     assert same(grads(eager, dtype), grads(compiled, dtype), grads(eager, torch.float64), tol=1e-4 if dtype == torch.float32 else 2e-2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("m,n,keys", [(1, 1, 3), (17, 33, 3), (33, 33, 1), (1, 65, 1), (67, 19, 3)])
 @pytest.mark.parametrize("kind", ["none", "causal", "bool", "float"])
@@ -192,6 +195,7 @@ CHANGING: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("batches", [False, True])
 @pytest.mark.parametrize("case", CHANGING)
@@ -214,6 +218,7 @@ def test_lengths_that_change(case: str, batches: bool, dtype: torch.dtype) -> No
     assert not left_to_aten()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shape", [(1, "n"), ("m", "n"), (2, 1, 1, "n"), (1, 6, "m", 1), (2, 6, "m", "n")], ids=str)
 @pytest.mark.parametrize("keys", [6, 2])
 def test_masks_of_lengths_that_change(shape: tuple[int | str, ...], keys: int) -> None:
@@ -295,6 +300,7 @@ def test_heads_in_parts_for_lengths_that_change(keys: int, dtype: torch.dtype, m
         assert (not left_to_aten()) == ours
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("limit", [20000, 3000])
 @pytest.mark.parametrize("m,n,keys", [(67, 65, 3), (67, 65, 1), (65, 17, 3), (17, 97, 1), (97, 17, 3)])
@@ -381,6 +387,7 @@ def test_parts_of_many_keys_are_of_queries_first(monkeypatch: pytest.MonkeyPatch
     assert [keys for _, keys in parts_of((2, 3, 64, 8), 64, True, monkeypatch)] == [16, 32, 48, 64]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("m,n,keys", [(67, 65, 4), (65, 17, 2), (17, 97, 4)])
 @pytest.mark.parametrize("kind", ["none", "causal", "bool", "float"])

@@ -68,6 +68,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name, dtype):

@@ -24,6 +24,7 @@ def check(f: Any, *args: Any, **kwargs: Any) -> None:
     assert not left_to_aten()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("width", [3, 17, 64])

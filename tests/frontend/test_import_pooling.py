@@ -108,6 +108,7 @@ def test_gradient(text):
     matches(function(text), image().requires_grad_(), gradients=True, factor=4)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("text", RESAMPLED)
 def test_resampled(text, dynamic):
@@ -123,6 +124,7 @@ F.fold(F.unfold(x[0], 2, stride=2), (12, 14), 2, stride=2)
 """)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("text", FOLDED)
 def test_patches(text, dynamic):
@@ -130,6 +132,7 @@ def test_patches(text, dynamic):
     matches(function(text), image(), dynamic=dynamic, factor=4)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("kernel, step, dilation, padding", [
     ((1, 40), (1, 16), 1, 0), ((1, 40), (1, 16), 1, (0, 7)), ((1, 16), (1, 17), 1, 0), ((1, 33), (1, 16), 1, (0, 32)), ((3, 40), (2, 20), (2, 1), (1, 5)),

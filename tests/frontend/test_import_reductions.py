@@ -137,6 +137,7 @@ NORMALISATIONS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", NORMALISATIONS)
 def test_normalisation(name, dynamic):

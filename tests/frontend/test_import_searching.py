@@ -8,6 +8,7 @@ import torch
 from mlirc.tests.frontend.compare import OPTIONS, compare, left_to_aten
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32], ids=str)
 def test_searchsorted(dtype, dynamic):

@@ -72,6 +72,7 @@ F.pad(x, (2, 1), mode="circular")
 """)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("text", VIEWS)
 def test_view(text, dynamic):

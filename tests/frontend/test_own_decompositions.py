@@ -70,6 +70,7 @@ def test_own_decomposition(name):
     assert not left_to_aten()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_nothing_taken_zero_times_is_looked_at(dtype, dynamic):
@@ -251,6 +252,7 @@ def test_identity_matrices_of_less_than_nothing():
         torch.compile(lambda x: torch.eye(x.shape[0] - 4) + 1, backend="mlirc", options=OPTIONS)(R(3))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_std_of_numbers_whose_squares_overflow(dtype, dynamic):

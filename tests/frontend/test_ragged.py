@@ -92,6 +92,7 @@ def _right(got: torch.Tensor, module: Experts, x: torch.Tensor, offs: torch.Tens
     torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance * max(1.0, want.abs().max().item()) if want.numel() else 0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("target", ["host", "x86-64-v3"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("k", "n"), [(1, 1), (33, 17), (64, 100)])

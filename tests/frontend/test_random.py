@@ -104,6 +104,7 @@ def test_two_byte_floats(dtype):
     assert abs(x.float().mean() - 0.5) < 0.01 and abs(y.float().mean()) < 0.02 and abs(y.float().std() - 1) < 0.02
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("low,high", [(0, 1), (1, 2), (-3, -1), (-1, 0), (0.5, 3.3), (100, 101.5), (-0.3, 1e-3), (1, 1 + 2**-20)])
 def test_the_end_is_left_out(dtype, low, high):

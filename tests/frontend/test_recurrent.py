@@ -147,6 +147,7 @@ def test_units_known_only_at_run_time(kind, gates, units):
         torch.testing.assert_close(torch.autograd.grad(ours.sum(), args), torch.autograd.grad(eager.sum(), args), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind,gates", [("lstm", 4), ("gru", 3), ("rnn_tanh", 1)])
 @pytest.mark.parametrize("positions", [(5, 6, 9), (2, 1)], ids=["several", "one"])
 def test_steps_that_an_expression_counts(kind, gates, positions):
@@ -325,6 +326,7 @@ def region(layer, x):
     return torch.compiler.nested_compile_region(lambda x: layer(x)[0] * 1)(x) * 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("part", [checkpointed, either, region])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_in_a_graph_within_the_graph(kind, part):

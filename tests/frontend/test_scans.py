@@ -24,6 +24,7 @@ def test_scan_details():
     check(lambda x: torch.autograd.grad((x.cumsum(1) * x.cumprod(0)).sum(), x), x)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.int32])
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 16, 17, 33, 70])
 def test_scans_along_the_lanes(dtype, size):

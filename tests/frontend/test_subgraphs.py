@@ -232,6 +232,7 @@ def test_scans_and_maps(grad):
     checked(graphs, "map_impl", 2 if grad else 1, 2 if grad else 1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_turned_operands(grad, dynamic):

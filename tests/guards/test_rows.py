@@ -58,6 +58,7 @@ class Batches(Layer):
         return [y @ y.transpose(-1, -2) + 1, (other[1:].unflatten(-1, (7, 7)).transpose(0, 1) @ y[:, 0, :, None])[..., 0]]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("target", ["host", "x86-64-v3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("kind", "outputs"), [(Bias, 1), (Gelu, 1), (Add, 1), (Siblings, 3), (Gate, 2), (Batches, 1)])

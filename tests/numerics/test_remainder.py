@@ -49,6 +49,7 @@ def test_exact(dtype, kind, target):
     assert torch.equal(got[there], expected[there]) and torch.equal(got[there].signbit(), expected[there].signbit())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", BITS_OF)
 @pytest.mark.parametrize("kind", ["usual", "special"])
 @pytest.mark.parametrize("n", [1, 17, 361])

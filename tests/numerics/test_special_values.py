@@ -51,6 +51,7 @@ def test_extrema_keep_nan(dtype):
     equal(extrema, *pairs(dtype), zeros=False)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("size", [1, 3, 17, 33])
 def test_reductions_keep_nan(dtype, size):

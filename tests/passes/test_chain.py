@@ -95,6 +95,7 @@ CASES: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_numbers(always: None, case: str, dtype: torch.dtype) -> None:

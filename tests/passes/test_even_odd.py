@@ -114,6 +114,7 @@ def test_instructions(target, moves):
 SIZES = [1, 17, 31, 32, 33, 49, 63, 64, 65, 97, 160, 770]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("size", SIZES)
 def test_values(size, dynamic):

@@ -82,6 +82,7 @@ class Rms(nn.Module):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("rows,n", [(5, 48), (1, 33), (3, 1)])

@@ -304,6 +304,7 @@ def test_pools_of_planes_and_their_gradients(dtype, n, h, w):
     compare(f, x.requires_grad_())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype,dynamic", [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)])
 @pytest.mark.parametrize("h,w", [(5, 7), (1, 33), (17, 1)])
 def test_reductions_between_convolutions(h, w, dtype, dynamic):
@@ -340,6 +341,7 @@ def test_pads_in_front_of_pooling_keep_the_layout():
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
 @pytest.mark.parametrize("n,c,h,w", [(2, 5, 6, 7), (1, 17, 3, 4)])
@@ -410,6 +412,7 @@ def test_slices_keep_the_layout_of_what_they_are_of():
     check(function([("%y", nhwc)], body, [("%s", part)]), fold_transposes, "CHECK: linalg.transpose\nCHECK: tensor.extract_slice", clean=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype,dynamic", [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)])
 @pytest.mark.parametrize("h,w", [(5, 7), (1, 33), (17, 1)])
 def test_slices_between_convolutions(h, w, dtype, dynamic):

@@ -68,6 +68,7 @@ def test_others_stay_as_they_are(text):
     check(text, run, "CHECK-NOT: collapse_shape\nCHECK: mlirc.kind = \"convolution\"")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("target", ["host", "x86-64-v3"])
 @pytest.mark.parametrize(

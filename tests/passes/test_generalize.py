@@ -140,6 +140,7 @@ def convolutions(kernel: int, groups: bool, channels: Sequence[int]) -> nn.Modul
     return live(nn.Sequential(*layers))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kernel, groups", [(1, False), (3, False), (3, True), (5, True)])
 def test_numbers(kernel: int, groups: bool, dtype: torch.dtype) -> None:

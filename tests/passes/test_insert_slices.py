@@ -199,6 +199,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic,cases", CASES)
 @pytest.mark.parametrize("f", [columns, tail, steps, overlapping, empty, elements, many, alone])
 def test_writes_to_parts(f, dynamic, cases, monkeypatch):

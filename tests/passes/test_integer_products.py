@@ -97,6 +97,7 @@ def _integer(f: Callable[..., torch.Tensor], *args: torch.Tensor, **options: obj
 KINDS = [(torch.uint8, 141, torch.int8), (torch.int8, 5, torch.int8), (torch.uint8, 0, torch.uint8), (torch.int8, -7, torch.uint8)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("target", ["host", "x86-64-v3"])
 @pytest.mark.parametrize("rows, zero, columns", KINDS)
 def test_linear_layers(rows: torch.dtype, zero: int, columns: torch.dtype, target: str) -> None:

@@ -134,6 +134,7 @@ def test_stores_stay_behind_loads_before_them():
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("function", [torch.nn.functional.gelu, torch.exp, torch.log1p, torch.nn.functional.mish])
 @pytest.mark.parametrize("n", [1, 17, 64, 129, 4099])
@@ -198,6 +199,7 @@ def test_rows_behind_a_product_take_turns(cpu):
     assert any(at[n + vectors - 1] - at[n] < 50 for n in range(len(at) - vectors + 1))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("m,n", [(1, 40), (13, 64), (33, 17), (40, 96)])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -208,6 +210,7 @@ def test_functions_behind_a_product(m, n, dtype, dynamic):
     compare(f, torch.randn(m, 30).to(dtype), torch.randn(30, n).to(dtype), torch.randn(m, n).to(dtype), dynamic=dynamic)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("m,n", [(1, 40), (33, 17), (40, 96)])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

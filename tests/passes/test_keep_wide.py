@@ -171,6 +171,7 @@ def test_the_sums_of_other_rows_are(after):
 # Whole graphs
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("width", [1, 17, 33, 64])

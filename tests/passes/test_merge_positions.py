@@ -71,6 +71,7 @@ def test_patches_of_planes():
         check(text, lambda f: merge_positions(f, REGISTERS), "CHECK-NOT: collapse_shape\nCHECK: mlirc.kind = \"convolution\"")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("h,w,size", [(32, 32, 16), (13, 34, 4), (7, 3, 3), (5, 9, 2)])
 def test_patches(h, w, size, dynamic):

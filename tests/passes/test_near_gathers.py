@@ -77,6 +77,7 @@ def numbers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("target, guard", [("host", "off"), ("host", "both"), ("x86-64-v3", "both")])
 def test_indices(dtype, target, guard):
@@ -98,6 +99,7 @@ def test_indices(dtype, target, guard):
         compare(g, x, index, options=options)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("n", [1, 5, 16, 33, 70])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool])
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -108,6 +110,7 @@ def test_rolls(n, dtype, dynamic):
     compare(f, numbers(4, n, dtype=dtype), dynamic=dynamic)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_resampling(mode, dtype):

@@ -165,6 +165,7 @@ def pitches(monkeypatch):
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("also", ALSO)
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 1024), (torch.bfloat16, 2048), (torch.bfloat16, 3072)])
 def test_numbers(also, dtype, width, pitches):

@@ -69,6 +69,7 @@ class Quantised(nn.Module):
         return F.linear(x.double(), self.weight.double()) * self.scales.double()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("scaled,n,k", [(s, n, k) for s in ("after", "before") for n, k in [(64, 64), (33, 50), (17, 3)]] + [("by ATen", 64, 64)])
 @pytest.mark.parametrize("rows", [0, 1, 3, 4, 5, 33])

@@ -64,6 +64,7 @@ def test_gradients_of_a_norm_are_two_kernels(dtype):
     assert len(kernels(norm, torch.randn(128, 512, dtype=dtype).requires_grad_())) == 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("rows, columns", [(128, 256), (97, 333), (3, 33), (1, 4099), (0, 64)])
 def test_gradients_of_norms(rows, columns, dtype):

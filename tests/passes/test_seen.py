@@ -212,6 +212,7 @@ BESIDE: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("case", BESIDE)
 def test_what_else_is_summed_up_over_the_columns(always: None, case: str, dtype: torch.dtype) -> None:
@@ -272,6 +273,7 @@ WHERE: dict[str, Callable[[int, int], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("case", WHERE)
 def test_numbers(always: None, case: str, dtype: torch.dtype) -> None:
@@ -284,6 +286,7 @@ def test_numbers(always: None, case: str, dtype: torch.dtype) -> None:
     assert not left_to_aten()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("case", LIMITS)
 def test_numbers_of_limits(always: None, case: str, dtype: torch.dtype) -> None:

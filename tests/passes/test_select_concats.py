@@ -37,6 +37,7 @@ def test_others(f):
     matches(f, x, y)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool])
 @pytest.mark.parametrize("sizes", [(1, 1), (3, 17), (17, 3), (16, 16), (32, 32), (33, 31), (40, 40), (64, 64), (100, 100), (1, 128)])
 def test_values(sizes, dtype):
@@ -47,6 +48,7 @@ def test_values(sizes, dtype):
     matches(lambda x, y, w: op(torch.cat((x, y), -1), w), x, y, w, dynamic=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [2, 16, 32, 64, 80, 96, 128, 256])
 def test_rotary_embedding(size, dtype):

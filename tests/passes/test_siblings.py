@@ -159,6 +159,7 @@ def products(names: list[str]) -> int:
 BIASES = {"all": (True, True, True), "none": (False, False, False), "some": (False, True, False)}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
@@ -183,6 +184,7 @@ def test_one_kernel_is_as_right_as_several(kernels, rows, k, columns, bias, dyna
     assert products(kernels) <= 1 + widens
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("target", ["host", "x86-64-v3"])

@@ -112,6 +112,7 @@ class Gated(torch.nn.Module):
         return first
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("bias", [True, False])

@@ -221,6 +221,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LAYERS)
 def test_products(name, dtype, outlined):

@@ -89,6 +89,7 @@ def test_others_stay_as_they_are(text):
     check(narrow(), lambda f: turn_convolutions(f, REGISTERS), "CHECK-NOT: linalg.transpose")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("channels,columns,size", [(64, 3, 7), (40, 1, 3), (33, 4, 3), (16, 2, 5), (32, 4, 7)])
 def test_values(channels, columns, size, dynamic):

@@ -111,6 +111,7 @@ def matches(model: Mixer, *inputs: torch.Tensor, dynamic: bool | None = None) ->
     return recorded()[-1].kernels
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["two", "halves", "gate"])
 @pytest.mark.parametrize("batch,positions,channels,hidden", [(1, 17, 64, 34), (2, 17, 33, 34), (3, 6, 40, 2), (1, 33, 1, 66), (0, 5, 64, 10)])

@@ -71,6 +71,7 @@ def parts_of_what_is_written(x):
 FUNCTIONS = [views_of_input, views_of_intermediate, only_parts_of_intermediate, repeated, written_and_returned, split, windows, as_other_type, shuffles_that_change_nothing, parts_of_what_is_written]
 
 
+@pytest.mark.sampled
 @MODES
 @pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
 def test_views(f, dynamic):
@@ -191,6 +192,7 @@ def test_storage_offsets_that_change_where_dynamo_does_not_look(name):
 CUTS = [lambda x: x.t()[2:], lambda x: x[1:4, 3:], lambda x: x[:, ::2]]
 
 
+@pytest.mark.sampled
 @MODES
 @pytest.mark.parametrize("cut", [CUTS[0], CUTS[1], pytest.param(CUTS[2], marks=pytest.mark.sweep)], ids=["columns", "corner", "every second"])
 def test_views_of_an_intermediate_with_gaps(cut, dynamic):

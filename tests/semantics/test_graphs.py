@@ -164,6 +164,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [None, True], ids=["default", "dynamic"])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_that_change(name, dynamic):

@@ -24,6 +24,7 @@ def test_a_saved_tensor_that_was_changed():
             y.sum().backward()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("cut", [lambda x: x[..., 1:], lambda x: x[:, ::2], lambda x: x.mT[2:], lambda x: x[..., 3:4].expand(-1, 7)])
 def test_saved_tensors_with_gaps(cut, dynamic):

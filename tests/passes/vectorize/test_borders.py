@@ -68,6 +68,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODELS)

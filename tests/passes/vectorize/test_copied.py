@@ -68,6 +68,7 @@ def test_one_walk_has_nothing_to_copy():
 OPTIONS = {"target": "skylake-avx512", "strict": True}
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(not Target.parse("host").has_avx512, reason="no AVX-512")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("places", [4096, 4093, 7])

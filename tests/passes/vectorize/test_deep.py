@@ -61,6 +61,7 @@ def test_blocks_of_an_odd_reduction(small_panels) -> None:  # noqa: ANN001
     assert any(isinstance(s, strategy.ContractionStrategy) and s.depth is not None for s in small_panels)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("k", "n", "target"), [(130, 70, "host"), (2048, 33, "host"), (130, 70, "x86-64-v3")])
 def test_blocks_for_any_number_of_rows(small_panels, k: int, n: int, target: str, dtype: torch.dtype) -> None:  # noqa: ANN001

@@ -81,6 +81,7 @@ def module(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     return kind(c, c, kernel, stride, padding, dilation, groups=c), (2, c, *([] if h is None else [h]), w)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("target", ["host", "x86-64-v3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", CASES)

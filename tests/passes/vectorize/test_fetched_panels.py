@@ -22,6 +22,7 @@ def test_a_fetching_product_of_unknown_rows_spills_nothing(k: int) -> None:
     assert asm.count("prefetcht1") == 8 * (1 + 8) and not re.search(SPILL, asm), "of a tile of 13 rows, and of each height up to 8"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rows", [0, 1, 3, 4, 6, 13, 14, 27, 40, 120])
 @pytest.mark.parametrize("k", [767, 768, 770, 2048, 2063])
 @pytest.mark.parametrize("target, width", [("host", 32), ("x86-64-v3", 16)])

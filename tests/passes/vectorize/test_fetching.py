@@ -29,6 +29,7 @@ def test_tiles_fetch_what_the_next_ones_will_see(text: str, each: int) -> None:
     assert products and not any("prefetcht1" in loop or re.search(r"\(%rsp", loop) for loop in products)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"stride": 2}, {"dilation": 2, "padding": 2}, {"groups": 2}, {"stride": (2, 1), "padding": (0, 2)}], ids=str)
 @pytest.mark.parametrize("height, width", [(1, 33), (17, 20), (33, 3)])

@@ -50,6 +50,7 @@ def test_a_row_times_a_matrix_reads_one_stream(kind: str, target: str, product: 
     assert loops and all("(%rsp)" not in part[: part.rindex(product)] for part in loops)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 17])
 def test_lengths(rows: int, dtype: torch.dtype) -> None:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from .test_tile_numbers import amx  # noqa: F401
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("k", "n"), [(64, 48), (72, 400), (320, 40)])
 @pytest.mark.parametrize("rows", [(1, 0, 16, 3, 47), (0, 130, 0, 0, 1), (15, 17, 31, 33, 2)])
 def test_emulated_tiles(amx, k: int, n: int, rows: tuple[int, ...]) -> None:  # noqa: ANN001, F811

@@ -134,6 +134,7 @@ def test_packing_of_padded_rows_moves_whole_vectors(rows: int, target: str) -> N
     assert "vpgather" not in seen["asm"] and "pextrw" not in seen["asm"] and "vpinsrw" not in seen["asm"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("keys", [1, 2, 7, 34, 66, 96, 197])
 @pytest.mark.parametrize("size", [8, 32, 40, 64, 80])
 def test_both_operands_of_attention(keys: int, size: int) -> None:

@@ -25,6 +25,7 @@ def softmax(n: int, m: int, maximum: str) -> str:
     return kernel([("%x", t)], body, [("%r", t), ("%m", row)], [[m, 1], [1]])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("n,rows,pin", [*((n, rows, "") for n, rows in ((8, 2), (9, 2), (24, 4), (70, 16), (141, 32))), *((9, 2, pin) for pin in JOINED)])
 @pytest.mark.parametrize("m", [49, 130])
 @pytest.mark.parametrize("maximum", ["arith.maximumf", "arith.maxnumf"])

@@ -108,6 +108,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", CASES)
 def test_against_eager(name, dtype):

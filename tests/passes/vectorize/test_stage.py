@@ -112,6 +112,7 @@ FUNCTIONS = [norm, two_norms, norm_of_a_sum, softmax_of_a_part, parts_at_two_pla
 CASES = [*((f, dtype) for f in FUNCTIONS for dtype in (torch.float32, torch.bfloat16)), (norm, torch.float64), (norm, torch.float16)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("f,dtype", CASES, ids=lambda x: getattr(x, "__name__", None))
 def test_norms_of_transposed_inputs(f, dtype, dynamic):

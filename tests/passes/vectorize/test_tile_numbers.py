@@ -261,6 +261,7 @@ def test_nothing_is_read_beside_an_image(channels: int, outputs: int, size: int 
             torch.testing.assert_close(compiled(given).double(), want, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", ["plain", "causal", "mask"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_attention(amx, case, dynamic, monkeypatch):  # noqa: ANN001, ANN201

@@ -36,6 +36,7 @@ def test_a_transposed_copy_has_shuffles_and_no_gathers(target, lanes, element):
     assert len(moved) <= 2 * shuffles
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64])
 @pytest.mark.parametrize("shape", [(33, 70), (3, 100), (2, 50, 40)])
 def test_transposed_copies(dtype, shape):
@@ -83,6 +84,7 @@ def sizes(sample, others):
     return pytest.mark.parametrize("dynamic,shapes", [pytest.param(False, sample + others, id="static"), pytest.param(True, sample, id="dynamic"), all_symbolic])
 
 
+@pytest.mark.sampled
 @sizes([(2, 33, 7, 7), (1, 3, 5, 5)], [(1, 96, 6, 8), (3, 17, 3, 11), (2, 16, 4, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
 def test_concatenations_of_transposed_inputs(dtype, dynamic, shapes):
@@ -114,6 +116,7 @@ def padded(amounts):
     return lambda x: torch.nn.functional.pad((x * 2 + 1).permute(0, 2, 3, 1), amounts)
 
 
+@pytest.mark.sampled
 @sizes([(2, 17, 3, 16)], [(1, 64, 5, 33), (1, 16, 17, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8], ids=str)
 def test_padded_images(dtype, dynamic, shapes):
@@ -126,6 +129,7 @@ def test_padded_images(dtype, dynamic, shapes):
             assert torch.equal(got, padded(amounts)(x)), (shape, amounts)
 
 
+@pytest.mark.sampled
 @sizes([(17, 33), (3, 40), (0, 16)], [(16, 17), (50, 16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_rows_padded_behind(dtype, dynamic, shapes):

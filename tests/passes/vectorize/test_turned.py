@@ -246,6 +246,7 @@ def test_nothing_is_read_behind_operands() -> None:
         compare(lambda x, w, r: F.conv2d(x, w) + r, x, w, residual, options={"strict": True, "guard_pages": "both"})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.sweep)], ids=["static", "dynamic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("target", TARGETS)

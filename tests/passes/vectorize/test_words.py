@@ -70,6 +70,7 @@ SHAPES = [(70, 96, 80), (1, 64, 33), (1, 3, 1), (5, 34, 33), (17, 1, 16), (17, 2
 TARGETS = ["host", "x86-64-v3", "skylake-avx512"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rows, k, columns", SHAPES)
 def test_sums_are_exact(rows: int, k: int, columns: int, target: str) -> None:
