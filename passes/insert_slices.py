@@ -14,12 +14,18 @@
             %s = generic: 3 <= index(1) < 7 ? %p : %x
 
 First, parts of parts become one (`x[2:5, 3:7] = y`), and what is read of the result, within the part or beside it, is read from %y or
-from %x: so fewer want the tensor that is written to. Which of these it is, `strategy.writes` says.
+from %x; a small slice that has some of both, like the row that a border is copied from, is put together from slices of both:
+
+    %s = insert_slice %y into %x[1, 1] [98, 98]              %b = concat dim(1) (extract_slice %x[1, 0] [1, 1]),
+    %b = extract_slice %s[1, 0] [1, 100]                ->             (extract_slice %y[0, 0] [1, 98]), (extract_slice %x[1, 99] [1, 1])
+
+So fewer want the tensor that is written to. Which of these it is, `strategy.writes` says.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +50,8 @@ def insert_slices(function: ir.Operation, writes: Sequence[int]) -> None:
     ops = [o for op in ops for o in (*_unsqueezed(op, layouts), *_joined(op, layouts), op)]
     for op in ops:
         if op.name == "tensor.extract_slice":
-            _read_past(op, layouts)
+            _read_past(op, layouts, strategy.MOST_PUT_TOGETHER)
+    ops = [st.operation(o) for o in function.regions[0].blocks[0].operations]
     written = _written(function, writes)
     readers = _Readers(ops)
     for chain in _chains([op for op in ops if op.name == "tensor.insert_slice" and op.results[0] not in readers.dead], readers):
@@ -54,8 +61,9 @@ def insert_slices(function: ir.Operation, writes: Sequence[int]) -> None:
             continue
         argument = written.get(chain[-1].results[0])
         there = argument is not None and chain[0].operands[1] == argument and readers.count(argument) == 1
-        for op in chain:
-            op.results[0].replace_all_uses_with(_put(op, layouts, alone=there or not strategy.chosen(len(chain))))
+        for n, op in enumerate(chain):
+            first = n == 0 and not there and _covers(op, layouts)
+            op.results[0].replace_all_uses_with(_put(op, layouts, alone=there or not (strategy.chosen(len(chain)) or first)))
     for op in reversed(ops):
         if (op.name == "tensor.insert_slice" or st.kind(op) == "view") and not any(True for _ in op.results[0].uses):
             op.erase()
@@ -138,22 +146,55 @@ def _unsqueezed(op: ir.Operation, layouts: Layouts) -> list[ir.Operation]:
     return [st.operation(source.owner), st.operation(new.owner)]
 
 
-def _read_past(op: ir.Operation, layouts: Layouts) -> None:
-    """A slice of what a slice was written into: one of the latter, or of what was there before."""
-    while (into := st.owner(op.operands[0])) is not None and into.name == "tensor.insert_slice":
+def _read_past(op: ir.Operation, layouts: Layouts, writes: int) -> None:
+    """A slice of what a slice was written into: one of the latter, or of what was there before, or of both, of up to so many writes."""
+    source = op.operands[0]
+    while (into := st.owner(source)) is not None and into.name == "tensor.insert_slice":
         put, got = Slot.of(into, layouts), Slot.of(op, layouts)
         if not put.known or not all(isinstance(n, int) for d in put.dims for n in (got.begin[d], got.size[d], got.step[d])):
-            return
+            break
         if any(got.end(d) <= put.begin[d] or put.end(d) <= got.begin[d] for d in put.dims):
-            op.operands[0] = into.operands[1]
+            source = into.operands[1]
         elif all(put.begin[d] <= got.begin[d] and got.end(d) <= put.end(d) for d in put.dims):
             begin = list(st.integers(op.attributes["static_offsets"]))
             for d in put.dims:
                 begin[d] -= put.begin[d]
             op.attributes["static_offsets"] = ir.DenseI64ArrayAttr.get(begin)
-            op.operands[0] = into.operands[0]
+            op.operands[0] = source = into.operands[0]
         else:
+            along = _apart(op, got, put)
+            if writes and along is not None:
+                _read_both(op, into, along, layouts, writes - 1)
             return
+    op.operands[0] = source
+
+
+def _apart(op: ir.Operation, got: Slot, put: Slot) -> int | None:
+    """The only dim along which a slice is more than what `put` wrote of it, if it may be put together from what is there and what is beside it."""
+    part, whole = st.shape(op.results[0]), st.shape(op.operands[0])
+    if len(part) != len(whole) or min(part + whole) <= 0 or not strategy.read_apart(math.prod(part), math.prod(whole)):
+        return None
+    if not all(isinstance(n, int) for n in got.begin) or any(n != 1 for n in (*got.step, *put.step)):
+        return None
+    more = [d for d in put.dims if got.begin[d] < put.begin[d] or put.end(d) < got.end(d)]
+    return more[0] if len(more) == 1 else None
+
+
+def _read_both(op: ir.Operation, into: ir.Operation, along: int, layouts: Layouts, writes: int) -> None:
+    """Side by side what is before, within and behind what was written."""
+    got, put = Slot.of(op, layouts), Slot.of(into, layouts)
+    cuts = [n for n in (got.begin[along], put.begin[along], put.end(along), got.end(along)) if got.begin[along] <= n <= got.end(along)]
+    parts = []
+    with ir.InsertionPoint(op), op.location:
+        for at, end in zip(cuts, cuts[1:]):
+            begin, size = [*got.begin], [*got.size]
+            begin[along], size[along] = at, end - at
+            if end > at:
+                parts.append(builders.extract_slice(op.operands[0], begin, size, [1] * len(begin)))
+        whole = builders.concat(parts, along, op.results[0].type, layouts.shapes.of(op.results[0]))
+    op.results[0].replace_all_uses_with(whole)
+    for part in parts:
+        _read_past(st.operation(part.owner), layouts, writes)
 
 
 class _Readers:
@@ -206,6 +247,12 @@ def _concat(chain: Sequence[ir.Operation], along: int, layouts: Layouts) -> ir.V
     with ir.InsertionPoint(chain[-1]), chain[-1].location:
         whole = chain[0].operands[1]
         return builders.concat([p.operands[0] for p in parts], along, whole.type, layouts.shapes.of(whole))
+
+
+def _covers(op: ir.Operation, layouts: Layouts) -> bool:
+    """Whether a part is so large that it had better be computed together with a copy of what is around it."""
+    part, whole = st.shape(op.operands[0]), st.shape(op.operands[1])
+    return Slot.of(op, layouts).known and min(part + whole) > 0 and strategy.covers(math.prod(part), math.prod(whole))
 
 
 def _written(function: ir.Operation, writes: Sequence[int]) -> dict[ir.Value, ir.Value]:

@@ -74,17 +74,51 @@ def test_steps_in_a_dim_of_one():
 def test_what_is_read_of_the_result_comes_from_where_it_was():
     body = put("%s", "%y", PART, "%x", 3)
     body += f"%a = tensor.extract_slice %s[0, 4] [8, 1] [1, 1] : {X} to {COLUMN}\n%b = tensor.extract_slice %s[0, 7] [8, 1] [1, 1] : {X} to {COLUMN}\n"
-    body += f"%c = tensor.extract_slice %s[0, 6] [8, 2] [1, 1] : {X} to tensor<8x2xf32>\n"
+    body += f"%c = tensor.extract_slice %s[0, 6] [8, 20] [1, 1] : {X} to tensor<8x20xf32>\n"
     rewritten(
         body,
-        [("%a", COLUMN), ("%b", COLUMN), ("%c", "tensor<8x2xf32>")],
+        [("%a", COLUMN), ("%b", COLUMN), ("%c", "tensor<8x20xf32>")],
         """
         CHECK: %[[S:.*]] = linalg.generic
         CHECK: tensor.extract_slice %arg1[0, 1] [8, 1]
         CHECK: tensor.extract_slice %arg0[0, 7] [8, 1]
-        CHECK: tensor.extract_slice %[[S]][0, 6] [8, 2]
+        CHECK: tensor.extract_slice %[[S]][0, 6] [8, 20]
         """,
     )
+
+
+def test_a_large_slice_of_several_parts_is_read_of_the_last_tensor():
+    """Of %s there is less to ask, but so nobody reads what was there between two writes."""
+    body = put("%s", "%y", PART, "%x", 3) + put("%t", "%y", PART, "%s", 90)
+    body += f"%c = tensor.extract_slice %t[0, 0] [8, 50] [1, 1] : {X} to tensor<8x50xf32>\n"
+    checks = "CHECK: linalg.generic\nCHECK: %[[T:.*]] = linalg.generic\nCHECK: tensor.extract_slice %[[T]][0, 0] [8, 50]"
+    rewritten(body, [("%t", X), ("%c", "tensor<8x50xf32>")], checks)
+
+
+def test_a_small_slice_is_put_together_from_what_was_written_and_what_is_beside_it():
+    """A row of which both ends were there before, but one was written to in its turn."""
+    inner = "tensor<6x98xf32>"
+    body = f"%s = tensor.insert_slice %y into %x[1, 1] [6, 98] [1, 1] : {inner} into {X}\n" + put("%t", "%z", COLUMN, "%s", 99)
+    body += f"%c = tensor.extract_slice %t[1, 0] [1, 100] [1, 1] : {X} to tensor<1x100xf32>\n"
+    checks = """
+        CHECK-NOT: linalg.generic
+        CHECK-DAG: %[[OLD:.*]] = tensor.extract_slice %arg0[1, 0] [1, 1]
+        CHECK-DAG: %[[INNER:.*]] = tensor.extract_slice %arg1[0, 0] [1, 98]
+        CHECK: %[[ROW:.*]] = tensor.concat dim(1) %[[OLD]], %[[INNER]]
+        CHECK: %[[END:.*]] = tensor.extract_slice %arg2[1, 0] [1, 1]
+        CHECK: tensor.concat dim(1) %[[ROW]], %[[END]]
+    """
+    rewritten(body, [("%c", "tensor<1x100xf32>")], checks, [("%x", X), ("%y", inner), ("%z", COLUMN)])
+
+
+def test_the_first_of_many_parts_is_written_with_the_copy_if_it_is_most_of_it():
+    inner = "tensor<6x98xf32>"
+    body, before = f"%s = tensor.insert_slice %y into %x[1, 1] [6, 98] [1, 1] : {inner} into {X}\n", "%s"
+    for n in range(writes.MOST_CHOICES):
+        body += put(f"%t{n}", "%z", COLUMN, before, 20 * n)
+        before = f"%t{n}"
+    checks = "CHECK: tensor.pad %arg1\nCHECK: %[[S:.*]] = linalg.generic\n" + 'CHECK: "mlirc.scatter"(\n' * writes.MOST_CHOICES + "CHECK-NOT: linalg.generic"
+    rewritten(body, [(before, X)], checks, [("%x", X), ("%y", inner), ("%z", COLUMN)])
 
 
 def test_parts_that_are_all_are_a_concatenation():
@@ -197,6 +231,27 @@ CASES = [
     pytest.param(False, SWEPT_STATIC, id="static, others", marks=pytest.mark.sweep),
     pytest.param(True, SWEPT, id="dynamic, others", marks=pytest.mark.sweep),
 ]
+
+
+def borders(x, y, sweeps):
+    """Sweeps over a field whose borders are copied from what is beside them."""
+    x = x.clone()
+    for _ in range(sweeps):
+        old = x.clone()
+        x[1:-1, 1:-1] = (old[1:-1, 2:] + old[1:-1, :-2] + old[2:, 1:-1] + old[:-2, 1:-1]) * 0.25 - y[1:-1, 1:-1]
+        x[:, -1] = x[:, -2]
+        x[0, :] = x[1, :]
+        x[:, 0] = x[:, 1] * 2
+        x[-1, :] = x[0, :]
+    return x
+
+
+@pytest.mark.parametrize("sweeps", [1, 3])
+@pytest.mark.parametrize("shape", [(3, 3), (17, 33), (64, 40)], ids=str)
+def test_borders_that_are_copied(shape, sweeps):
+    x, y = torch.randn(shape), torch.randn(shape)
+    compiled = torch.compile(borders, backend="mlirc", dynamic=False, options=OPTIONS)
+    torch.testing.assert_close(compiled(x, y, sweeps), borders(x, y, sweeps))
 
 
 @pytest.mark.sampled
