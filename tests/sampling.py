@@ -1,8 +1,9 @@
 """Which cases of a test with many parameters run by default: enough that each value of each parameter is seen.
 
-A test that is marked `sampled`, with stacked `parametrize` marks, is the product of their values. What breaks is nearly always one value or
-another, rarely a certain pair of them (Kuhn, Wallace and Gallo, "Software Fault Interactions and Implications for Software Testing", 2004),
-so the default run has a sample in which every value occurs ("each choice"), and the other cases are a sweep (`-m sweep`).
+A test that is marked `sampled`, with stacked `parametrize` marks, is the product of their values. The default run has a sample in which every
+value occurs ("each choice"), the other cases are a sweep (`-m sweep`). Of the faults that Kuhn, Wallace and Gallo looked at ("Software Fault
+Interactions and Implications for Software Testing", IEEE TSE 30(6), 2004) one value alone showed 29 to 68%, certain pairs up to 97%: where a
+pair matters, leave the mark away or write the pair as values of one `parametrize`, which stay together.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def mark_sweeps(items: Sequence[pytest.Item]) -> None:
         if item.get_closest_marker("sampled") and not item.get_closest_marker("sweep"):
             tests.setdefault(getattr(item, "function", item), []).append(item)
     for cases in tests.values():
-        shown = sample([_values(item) for item in cases])
+        shown = {*sample([_values(item) for item in cases])}
         for n, item in enumerate(cases):
             if n not in shown:
                 item.add_marker(pytest.mark.sweep)

@@ -106,8 +106,8 @@ def streams(target: Target, size: object, rows: int) -> tuple[int, str]:
         4 x 2048 x 2048     1385  1224  1147
 
     Compiled, with one, two and four, from memory: 3 x 768 x 3072 612, 564 and 520, 4 x 2048 x 2048 944, 898 and 846, 6 x 2048 x 2048 935, 835 and
-    840; from the third level 0.95 to 1.1 of the time with one. On a Zen 4 with AVX-512 2 to 6 rows, which one stream brings to 0.8 to 0.95 of what
-    memory delivers, take 0.97 to 1.2 of the time in two or four.
+    840; from the third level 0.95 to 1.1 of the time with one. On a Zen 4 with AVX-512 2 to 6 rows, which one stream brings to 0.73 to 1.1 of
+    what memory delivers, gain nothing from two or four: 1.0 of the time (median of 32, 0.94 to 1.24, once 0.74).
     Several tiles share a panel, and gain nothing: 8 x 768 x 3072 takes 1007, 978 and 1021.
     """
     if isinstance(size, int) and size > rows:

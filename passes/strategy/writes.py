@@ -42,5 +42,6 @@ def read_apart(part: int, whole: int) -> bool:
 
 
 def covers(part: int, whole: int) -> bool:
-    """Whether the first of many parts is a choice, together with the copy of the whole that the others are written to."""
+    """Whether the first of many parts is a choice, together with the copy of the whole that the others are written to: most of what a copy alone
+    moved would be written over."""
     return 2 * part > whole
